@@ -1,0 +1,84 @@
+"""Predict how fast distributed deep-learning training runs, before anyone pays for the cluster.
+
+>>> import perfmodel
+>>> job = perfmodel.make_job(model="resnet18", arch="ps", workers=8)
+>>> prediction = perfmodel.predict(job)
+>>> prediction.workers, prediction.staleness.mean
+(8, 0.0)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from perfmodel.api import build_graph, make_job, predict
+    from perfmodel.cluster import Cluster, Link, NodeOverride, Server, read_cluster
+    from perfmodel.device import Device
+    from perfmodel.errors import DeadlockError, InputError, PerfmodelError
+    from perfmodel.job import Jitter, Job, Straggler
+    from perfmodel.prediction import Prediction
+    from perfmodel.provenance import Source
+    from perfmodel.workload import Profile, Workload, WorkloadLayer, read_profile
+
+_HOME = {
+    "Cluster": "cluster",
+    "DeadlockError": "errors",
+    "Device": "device",
+    "InputError": "errors",
+    "Jitter": "job",
+    "Job": "job",
+    "Link": "cluster",
+    "NodeOverride": "cluster",
+    "PerfmodelError": "errors",
+    "Prediction": "prediction",
+    "Profile": "workload",
+    "Server": "cluster",
+    "Source": "provenance",
+    "Straggler": "job",
+    "Workload": "workload",
+    "WorkloadLayer": "workload",
+    "build_graph": "api",
+    "make_job": "api",
+    "predict": "api",
+    "read_cluster": "cluster",
+    "read_profile": "workload",
+}
+
+__all__ = [
+    "Cluster",
+    "DeadlockError",
+    "Device",
+    "InputError",
+    "Jitter",
+    "Job",
+    "Link",
+    "NodeOverride",
+    "PerfmodelError",
+    "Prediction",
+    "Profile",
+    "Server",
+    "Source",
+    "Straggler",
+    "Workload",
+    "WorkloadLayer",
+    "build_graph",
+    "make_job",
+    "predict",
+    "read_cluster",
+    "read_profile",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: ``import perfmodel`` itself costs nothing."""
+    if name in _HOME:
+        return getattr(importlib.import_module(f"perfmodel.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,136 @@
+"""Architectures: how workers train together. One file each; this registry finds them by name.
+
+A file ``architectures/NAME.py`` with an :class:`Architecture` called ``ARCHITECTURE`` is all it
+takes: the command line, the listings and the conformance tests follow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from perfmodel.errors import InputError, nearest, unknown_name
+from perfmodel.graph import OpGraph
+from perfmodel.job import Job
+from perfmodel.units import dimension_of, parse
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the rest of the package needs to know of an architecture.
+
+    Attributes
+    ----------
+    options : msgspec struct of the options, every field with a default.
+    build : the fine-grained op graph of one job.
+    asynchronous : whether a job with these options lets workers drift apart.
+    server_bytes : memory need of one server of a job (bytes); None where there is no server.
+    assumptions : what the model takes for granted, one sentence each.
+    source : where the semantics are described.
+    aliases : other names, each with the options it stands for.
+    """
+
+    name: str
+    title: str
+    options: type[Any]
+    build: Callable[[Job], OpGraph]
+    asynchronous: Callable[[Any], bool]
+    server_bytes: Callable[[Job], float] | None
+    assumptions: tuple[str, ...]
+    source: str
+    option_help: Mapping[str, str]
+    aliases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def names() -> list[str]:
+    """Names of all architectures, sorted."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def all_architectures() -> list[Architecture]:
+    """Every architecture, by name."""
+    return [_load(name) for name in names()]
+
+
+def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
+    """The architecture called ``name`` and the options that name stands for (for an alias).
+
+    Raises
+    ------
+    InputError : no architecture has that name.
+    """
+    known = names()
+    if name in known:
+        return _load(name), {}
+    aliases = {alias: a for a in all_architectures() for alias in a.aliases}
+    if name in aliases:
+        return aliases[name], aliases[name].aliases[name]
+    raise unknown_name("architecture", name, [*known, *aliases])
+
+
+def _load(name: str) -> Architecture:
+    architecture: Architecture = importlib.import_module(f"{__name__}.{name}").ARCHITECTURE
+    return architecture
+
+
+def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Any:
+    """Make an architecture's options from names and values; text is read by the field's type.
+
+    Raises
+    ------
+    InputError : an option that the architecture does not have, or a value it does not allow.
+    """
+    fields = {f.name: f for f in msgspec.structs.fields(architecture.options)}
+    values = {}
+    for name, value in given.items():
+        if name not in fields:
+            hint = nearest(name, fields)
+            suggestion = f"; did you mean {hint!r}?" if hint else ""
+            raise InputError(
+                f"option {name!r} does not apply to {architecture.name}{suggestion} "
+                f"(it has: {', '.join(fields)})"
+            )
+        dimension = dimension_of(name)
+        if isinstance(value, str) and dimension and not _is_number(value):
+            value = parse(value, dimension, name)
+        values[name] = value
+    try:
+        return msgspec.convert(values, architecture.options, strict=False)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`")
+        where = f"option {name} of {architecture.name}: " if name else ""
+        given_text = f", got {given[name]!r}" if name in given else ""
+        raise InputError(f"{where}{text}{given_text}{_allowed(fields, name)}") from None
+
+
+def _allowed(fields: Mapping[str, Any], name: str) -> str:
+    """The values of an option that is one of a few words, for an error message."""
+    if name not in fields:
+        return ""
+    kind = msgspec.inspect.type_info(fields[name].type)
+    if isinstance(kind, msgspec.inspect.LiteralType):
+        return f" (allowed: {', '.join(map(str, kind.values))})"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+__all__ = [
+    "Architecture",
+    "all_architectures",
+    "find",
+    "names",
+    "read_options",
+]

@@ -1,0 +1,191 @@
+"""The command line: one function per command, no arithmetic.
+
+Only click is imported here; the rest is imported when a command runs, so that help is instant.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from perfmodel import __version__
+from perfmodel.errors import InputError, PerfmodelError
+
+if TYPE_CHECKING:
+    from perfmodel.prediction import Prediction
+
+KINDS = ("architectures", "models", "devices", "clusters")
+
+
+class _Quantity(click.ParamType):
+    """Text with a unit, read as SI."""
+
+    def __init__(self, dimension: str, name: str) -> None:
+        self.dimension, self.name = dimension, name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from perfmodel.units import parse
+
+        return parse(value, self.dimension, f"--{param.name}" if param else self.name)
+
+
+class _Made(click.ParamType):
+    """Text that a class method of :mod:`perfmodel.job` reads."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from perfmodel import job
+
+        return getattr(job, self.kind).parse(value)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="perfmodel")
+def cli() -> None:
+    """Predict throughput, idleness and staleness of distributed deep-learning training."""
+
+
+@cli.command()
+@click.option("--model", help="Model of the catalogue (see: perfmodel list models).")
+@click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
+@click.option("--device", help="Device the workload's times are for.")
+@click.option("--precision", help="float32, tf32 or mixed, where the profile has it.")
+@click.option("--batch-size", type=int, metavar="N", help="Samples per worker and iteration.")
+@click.option("--global-batch-size", type=int, metavar="N", help="Samples of all workers together.")
+@click.option("--cluster", metavar="NAME|FILE", help="Cluster of the catalogue, or a file.")
+@click.option("--bandwidth", type=_Quantity("bytes_per_s", "10Gbps"), help="Of every link.")
+@click.option("--latency", type=_Quantity("s", "50us"), help="One way, of every link.")
+@click.option("--workers", type=int, default=1, show_default=True, metavar="N")
+@click.option("--arch", default="ps", show_default=True, help="Architecture (perfmodel list).")
+@click.option("--servers", type=int, metavar="N", help="Parameter servers.  [default: 1]")
+@click.option("--sync", metavar="bsp|asp", help="How the parameter server synchronises.")
+@click.option("--overlap/--no-overlap", default=None, help="Communicate during computation.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE",
+              help="Any option of the architecture (perfmodel show ARCH); repeatable.")
+@click.option("--jitter", type=_Made("Jitter", "0.1|lognormal:0.1|gamma:0.1"),
+              help="Random spread of compute per worker and iteration.")
+@click.option("--straggler", "stragglers", multiple=True, type=_Made("Straggler", "WORKER:FACTOR"),
+              help="A worker that computes FACTOR times as long; repeatable.")
+@click.option("--start", type=click.Choice(["together", "staggered"]),
+              help="Workers begin at once or at random offsets.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
+@click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--trace", metavar="FILE", help="Write two iterations as a trace for Perfetto.")
+def predict(as_json: bool, trace: str | None, **given: Any) -> None:
+    """Predict how fast a training job runs, and why.
+
+    \b
+    perfmodel predict --model resnet18 --arch ps --workers 8
+    perfmodel predict --model vgg16 --device v100 --arch ring --workers 16 --bandwidth 25Gbps
+    """
+    from perfmodel import api, files
+
+    totals = {name: given.pop(name) for name in ("dataset_size", "epochs")}
+    job = api.make_job(**_job_arguments(given))
+    with _progress() as advance:
+        prediction = api.predict(job, **totals, progress=advance)
+    if trace is not None:
+        import json
+
+        files.write(trace, json.dumps(prediction.to_chrome_trace()).encode())
+    if as_json:
+        click.echo(prediction.to_json())
+    else:
+        from perfmodel import report
+
+        report.prediction(prediction)
+
+
+@cli.command("list")
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+def list_(kind: str | None) -> None:
+    """List architectures, models, devices and clusters."""
+    from perfmodel import report
+
+    report.listing((kind,) if kind else KINDS)
+
+
+@cli.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Show an architecture, model, device or cluster: its figures, assumptions and sources."""
+    from perfmodel import report
+
+    report.show(name)
+
+
+def _job_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of make_job from the command line's."""
+    from perfmodel.errors import whole_number
+
+    workers = whole_number("--workers", given["workers"])
+    batch, whole = given.pop("batch_size"), given.pop("global_batch_size")
+    if batch is not None and whole is not None:
+        raise InputError("--batch-size and --global-batch-size: give one of them")
+    if whole is not None:
+        whole_number("--global-batch-size", whole)
+        if whole % workers:
+            raise InputError(
+                f"--global-batch-size: {whole} samples cannot be shared evenly by {workers} workers"
+            )
+        batch = whole // workers
+    options: dict[str, Any] = {}
+    for text in given.pop("options"):
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--option: expected KEY=VALUE, got {text!r}")
+        if key in options:
+            raise InputError(f"--option: {key} is given twice")
+        options[key] = value
+    for flag in ("servers", "sync", "overlap"):
+        value = given.pop(flag)
+        if value is not None:
+            if flag in options:
+                raise InputError(f"--{flag} and --option {flag}: give one of them")
+            options[flag] = value
+    return {
+        **{name: given[name] for name in ("model", "workload", "device", "precision", "cluster",
+                                          "arch", "jitter", "stragglers", "start", "seed")},
+        "batch_size": batch,
+        "bandwidth_bytes_per_s": given["bandwidth"],
+        "latency_s": given["latency"],
+        "workers": workers,
+        "options": options,
+    }
+
+
+def _progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
+    """A progress bar on a terminal's standard error; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from perfmodel import report
+
+    return report.progress()
+
+
+def main() -> NoReturn:
+    """Run the command line; a user's mistake is one line and exit code 2."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except PerfmodelError as error:
+        _fail(str(error))
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("perfmodel: interrupted", err=True)
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _fail(message: str) -> NoReturn:
+    line = " ".join(message.split())
+    click.echo(f"perfmodel: error: {line}", err=True)
+    sys.exit(2)

@@ -1,0 +1,156 @@
+"""Where it is trained: nodes, their links, their servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from perfmodel import files
+from perfmodel.errors import InputError, number, whole_number
+from perfmodel.provenance import Source
+
+SCHEMA = "perfmodel.cluster/1"
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A full-duplex link: ``bandwidth_bytes_per_s`` each way, of which ``efficiency`` is achieved.
+
+    ``latency_s`` is one way, from the last byte sent to the last byte usable at the other end.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above=0.0)
+        number("latency_s", self.latency_s)
+        number("efficiency", self.efficiency, above=0.0)
+        if self.efficiency > 1.0:
+            raise InputError(f"efficiency: must be at most 1, got {self.efficiency:g}")
+
+    @property
+    def goodput_bytes_per_s(self) -> float:
+        """Payload bytes per second, one way."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+
+class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What differs on one node: its link, or the speed of its devices (1 = as profiled)."""
+
+    node: int
+    nic: Link | None = None
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        whole_number("node", self.node, at_least=0)
+        number("speed", self.speed, above=0.0)
+
+
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter server: where it runs and what one applied gradient tensor costs it.
+
+    ``placement`` is *dedicated* (a node of its own, after the workers' nodes) or *colocated*
+    (server j shares the node and link of worker j). Applying one pushed tensor of n bytes takes
+    ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update threads.
+    """
+
+    placement: Literal["dedicated", "colocated"] = "dedicated"
+    update_per_tensor_s: float = 0.0
+    update_per_byte_s: float = 0.0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        number("update_per_tensor_s", self.update_per_tensor_s)
+        number("update_per_byte_s", self.update_per_byte_s)
+        whole_number("threads", self.threads)
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Nodes and what joins them (schema ``perfmodel.cluster/1``).
+
+    Attributes
+    ----------
+    nic : link between each node and the network.
+    nodes : how many there are; None for as many as a job needs.
+    devices_per_node : workers fill a node before they use the next.
+    intra_node : link between devices of one node; None where that costs nothing.
+    core_oversubscription : all NICs together over the core's capacity; None for a core that
+        never limits.
+    cpu_cores : per node; bounds the update threads of a server.
+    overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
+    """
+
+    schema: Literal["perfmodel.cluster/1"] = "perfmodel.cluster/1"
+    name: str
+    title: str = ""
+    nic: Link
+    nodes: int | None = None
+    devices_per_node: int = 1
+    intra_node: Link | None = None
+    core_oversubscription: float | None = None
+    cpu_cores: int | None = None
+    server: Server = Server()
+    overrides: tuple[NodeOverride, ...] = ()
+    source: Source
+
+    def __post_init__(self) -> None:
+        whole_number("devices_per_node", self.devices_per_node)
+        if self.nodes is not None:
+            whole_number("nodes", self.nodes)
+        if self.core_oversubscription is not None:
+            number("core_oversubscription", self.core_oversubscription, at_least=1.0)
+        if self.cpu_cores is not None:
+            whole_number("cpu_cores", self.cpu_cores)
+        numbers = [override.node for override in self.overrides]
+        for node in numbers:
+            if self.nodes is not None and node >= self.nodes:
+                raise InputError(f"overrides: there is no node {node} (0 to {self.nodes - 1})")
+            if numbers.count(node) > 1:
+                raise InputError(f"overrides: node {node} is given twice")
+
+    def node_of_worker(self, worker: int) -> int:
+        """The node worker ``worker`` runs on."""
+        return worker // self.devices_per_node
+
+    def nodes_for(self, workers: int) -> int:
+        """How many nodes ``workers`` workers fill."""
+        return -(-workers // self.devices_per_node)
+
+    def node_of_server(self, server: int, workers: int) -> int:
+        """The node server ``server`` runs on, beside ``workers`` workers."""
+        if self.server.placement == "colocated":
+            return self.node_of_worker(server % workers)
+        return self.nodes_for(workers) + server
+
+    def nic_of(self, node: int) -> Link:
+        """The link of ``node``."""
+        override = self._override(node)
+        return override.nic if override is not None and override.nic is not None else self.nic
+
+    def speed_of(self, node: int) -> float:
+        """Relative speed of the devices of ``node``."""
+        override = self._override(node)
+        return override.speed if override is not None else 1.0
+
+    def _override(self, node: int) -> NodeOverride | None:
+        return next((o for o in self.overrides if o.node == node), None)
+
+    @property
+    def update_threads(self) -> int:
+        """Update threads of one server: those asked for, at most one a core."""
+        if self.cpu_cores is None:
+            return self.server.threads
+        return min(self.server.threads, self.cpu_cores)
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.files.read`.
+    """
+    return files.read(path, Cluster, SCHEMA)

@@ -1,0 +1,122 @@
+"""From measures to words: which resource sets the pace, and what a timeline looks like."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from perfmodel.engine import Measures, Span
+from perfmodel.graph import NONE, OpGraph, block_of
+from perfmodel.prediction import Bottleneck
+
+LATENCY = "latency"
+
+
+def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
+    """The kind of resource that takes most of the critical chain, and its busiest member.
+
+    The critical chain leads back from the end of an iteration through whatever let each op start
+    (the last input, or the op that freed its slot). A transfer counts for the busiest link of its
+    path; fixed per-message delays count as latency.
+    """
+    seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for op in np.flatnonzero(measures.critical_s).tolist():
+        family, name, fixed_s = _resource(graph, measures, op)
+        total = float(measures.critical_s[op])
+        fixed_s = min(total, fixed_s * float(measures.critical_count[op]))
+        if total > fixed_s:
+            seconds[family][name] += total - fixed_s
+        if fixed_s > 0.0:
+            seconds[LATENCY][LATENCY] += fixed_s
+    totals = {family: sum(members.values()) for family, members in seconds.items()}
+    if not totals:
+        return Bottleneck("none", 0.0, "nothing takes time")
+    family = max(totals, key=lambda key: totals[key])
+    share = totals[family] / sum(totals.values())
+    member, most = max(seconds[family].items(), key=lambda item: item[1])
+    single = most > 0.5 * totals[family]
+    resource = member if single else f"{family} the nodes" if "link" in family else family
+    return Bottleneck(resource, share, _words(family, resource, share, totals))
+
+
+def _resource(graph: OpGraph, measures: Measures, op: int) -> tuple[str, str, float]:
+    """Family and name of the resource an op holds, and the part of its time that is latency."""
+    slot = int(graph.op_slot[op])
+    path = graph.path(op)
+    if graph.op_bytes[op] > 0.0 and len(path):
+        link = int(path[np.argmax(measures.link_utilisation[path])])
+        fixed = float(graph.op_seconds[op] + graph.op_latency_s[op])
+        return block_of(graph.links, link).label, graph.link_name(link), fixed
+    fixed = float(graph.op_latency_s[op])
+    if slot != NONE:
+        return block_of(graph.slots, slot).label, graph.slot_name(slot), fixed
+    return LATENCY, LATENCY, fixed
+
+
+def _words(family: str, resource: str, share: float, totals: dict[str, float]) -> str:
+    if family == "device of":
+        what = "computation on the workers' devices"
+    elif family == LATENCY:
+        what = "the fixed delay of messages"
+    elif "link" in family or family == "core":
+        what = f"sending through the {resource}"
+    else:
+        what = f"work on the {resource}"
+    text = f"{what} takes {share:.0%} of the critical chain"
+    rest = {key: value for key, value in totals.items() if key != family}
+    if rest:
+        second = max(rest, key=lambda key: rest[key])
+        names = {"device of": "computation", LATENCY: "latency"}
+        part = rest[second] / sum(totals.values())
+        text += f"; next comes {names.get(second, second.removesuffix(' of'))} with {part:.0%}"
+    return text
+
+
+def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Complete events ("X"), a process per node and a thread per resource, times in microseconds.
+
+    The format is described in "Trace Event Format" (Google, 2016).
+    """
+    events: list[dict[str, Any]] = []
+    threads: dict[tuple[int, str], int] = {}
+    for span in spans:
+        place, name = _where(graph, span.op)
+        thread = threads.setdefault((place, name), len(threads))
+        events.append(
+            {
+                "name": graph.op_name(span.op),
+                "cat": block_of(graph.ops, span.op).label,
+                "ph": "X",
+                "ts": span.start_s * 1e6,
+                "dur": (span.end_s - span.start_s) * 1e6,
+                "pid": place,
+                "tid": thread,
+                "args": {
+                    "iteration": span.iteration,
+                    "queued_us": (span.start_s - span.ready_s) * 1e6,
+                    "bytes": float(graph.op_bytes[span.op]),
+                },
+            }
+        )
+    for place in sorted({place for place, _ in threads}):
+        name = "network" if place == NONE else f"node {place}"
+        events.append({"name": "process_name", "ph": "M", "pid": place, "args": {"name": name}})
+    for (place, name), thread in threads.items():
+        events.append(
+            {"name": "thread_name", "ph": "M", "pid": place, "tid": thread, "args": {"name": name}}
+        )
+    return events
+
+
+def _where(graph: OpGraph, op: int) -> tuple[int, str]:
+    """Node (NONE for the network as a whole) and resource that an op is drawn on."""
+    slot = int(graph.op_slot[op])
+    if slot != NONE:
+        return int(graph.slot_place[slot]), graph.slot_name(slot)
+    path = graph.path(op)
+    if len(path):
+        return int(graph.link_place[path[0]]), graph.link_name(int(path[0]))
+    return NONE, "synchronisation"

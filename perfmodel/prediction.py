@@ -1,0 +1,185 @@
+"""What comes out: a typed result that explains itself, as a table, JSON, a frame or a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel.provenance import Assumption, Provenance
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "perfmodel.prediction/1"
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """Part of the time that devices do not compute: 1 - compute time / elapsed time.
+
+    ``by_cause`` splits ``mean`` by what ended the wait: ``network``, ``server``, ``straggler``
+    (another worker), ``staleness_bound``, ``data``, ``cpu``.
+    """
+
+    mean: float
+    per_worker: tuple[float, ...]
+    by_cause: dict[str, float]
+
+
+class Staleness(msgspec.Struct, frozen=True):
+    """Version staleness: updates of a parameter between a worker's read and its own update.
+
+    ``histogram`` gives shares of all applied updates; keys are staleness values as text.
+    """
+
+    mean: float
+    p50: int
+    p90: int
+    max: int
+    per_worker: tuple[float, ...]
+    histogram: dict[str, float]
+
+
+class ClockGap(msgspec.Struct, frozen=True):
+    """Iterations by which the fastest worker is ahead of the slowest: mean over time, maximum."""
+
+    mean: float
+    max: int
+
+
+class Bottleneck(msgspec.Struct, frozen=True):
+    """What sets the pace: ``share`` is its part of the critical chain of operations."""
+
+    resource: str
+    share: float
+    text: str
+
+
+class Utilisation(msgspec.Struct, frozen=True):
+    """Part of the time, or of the bandwidth, that each resource is in use, by name."""
+
+    workers: dict[str, float]
+    servers: dict[str, float]
+    links: dict[str, float]
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Memory need in bytes of one worker and of the fullest server (None without servers).
+
+    ``device_bytes`` is what the device has, where known.
+    """
+
+    worker_bytes: float
+    server_bytes: float | None
+    device_bytes: float | None
+
+
+class Training(msgspec.Struct, frozen=True):
+    """Seconds of one pass over ``dataset_size`` samples, and of ``epochs`` passes."""
+
+    dataset_size: int
+    epochs: int
+    iterations_per_epoch: int
+    epoch_s: float
+    training_s: float
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A prediction; its field names are the keys of its JSON.
+
+    Attributes
+    ----------
+    throughput_samples_per_s : samples all workers process per second.
+    throughput_ci_fraction : half-width of its 95 % confidence interval, as a fraction of it
+        (0 for a deterministic job).
+    iteration_s : workers / sum of the workers' iterations per second.
+    exposed_communication_s : per iteration, time a device waits for the network or a server.
+    operation_s : mean duration, queueing included, of push (until applied), update, pull, ...
+    updates_per_s : updates of the model per second.
+    quality : *measured* if every compute time was measured as used, else *estimated*.
+    """
+
+    schema: str = SCHEMA
+    model: str
+    device: str
+    quality: str
+    architecture: str
+    workers: int
+    batch_size: int
+    global_batch_size: int
+    throughput_samples_per_s: float
+    throughput_ci_fraction: float
+    iteration_s: float
+    compute_s: float
+    exposed_communication_s: float
+    idle_fraction: Idle
+    staleness: Staleness | None
+    clock_gap: ClockGap
+    operation_s: dict[str, float]
+    updates_per_s: float
+    utilisation: Utilisation
+    memory: Memory
+    bottleneck: Bottleneck
+    training: Training | None
+    notes: tuple[str, ...]
+    assumptions: tuple[Assumption, ...]
+    provenance: Provenance
+
+    def __repr__(self) -> str:
+        return (
+            f"Prediction({self.model} on {self.workers} x {self.device}, {self.architecture}: "
+            f"{self.throughput_samples_per_s:.4g} samples/s, {self.iteration_s:.4g} s/iteration, "
+            f"idle {self.idle_fraction.mean:.1%})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The prediction as JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+    def to_json(self) -> str:
+        """The prediction as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per worker: idle fraction and staleness; the job's rates are in ``attrs``."""
+        import pandas as pd
+
+        rows: dict[str, Any] = {
+            "worker": range(self.workers),
+            "idle_fraction": self.idle_fraction.per_worker,
+        }
+        if self.staleness is not None:
+            rows["staleness"] = self.staleness.per_worker
+        frame = pd.DataFrame(rows)
+        frame.attrs = {
+            "iteration_s": self.iteration_s,
+            "throughput_samples_per_s": self.throughput_samples_per_s,
+        }
+        return frame
+
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """Two settled iterations as a Chrome trace: open the JSON in Perfetto.
+
+        A process per node, a thread per resource; times in microseconds. The job is simulated
+        again for it, so it costs nothing unless asked for.
+        """
+        trace: Callable[[], list[dict[str, Any]]] = self.__dict__["trace"]
+        return {"traceEvents": trace(), "displayTimeUnit": "ms"}
+
+
+def percentile(histogram: Mapping[int, int], fraction: float) -> int:
+    """Smallest value that at least ``fraction`` of the counts do not exceed.
+
+    >>> percentile({0: 5, 3: 4, 7: 1}, 0.9)
+    3
+    """
+    total = sum(histogram.values())
+    seen = 0
+    for value in sorted(histogram):
+        seen += histogram[value]
+        if seen >= fraction * total:
+            return value
+    return max(histogram)

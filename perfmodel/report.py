@@ -1,0 +1,234 @@
+"""What the command line prints: tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from perfmodel import architectures, catalogue
+from perfmodel.errors import unknown_name
+from perfmodel.prediction import Prediction
+from perfmodel.provenance import Assumption
+from perfmodel.units import show as quantity
+from perfmodel.workload import Profile
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    """A table without lines; headers only where there are names."""
+    table = Table(box=None, pad_edge=False, show_header=any(columns), header_style="dim")
+    for i, column in enumerate(columns):
+        table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
+    return table
+
+
+def prediction(p: Prediction) -> None:
+    """Print a prediction: the answer, why, and what was assumed."""
+    out = _console()
+    out.print(
+        f"[bold]{escape(p.model)}[/] on {p.workers} x {escape(p.device)}, {p.architecture}, "
+        f"batch {p.batch_size} per worker ({p.global_batch_size} in all), "
+        f"compute times [bold]{p.quality}[/]"
+    )
+    ci = p.throughput_ci_fraction
+    table = _table("", "", "")
+    table.add_row(
+        "throughput",
+        f"{p.throughput_samples_per_s:.5g} samples/s",
+        f"± {ci:.1%} (95 % confidence)" if ci else "exact for this model of the job",
+    )
+    table.add_row(
+        "iteration", quantity(p.iteration_s, "s"), f"of which {quantity(p.compute_s, 's')} compute"
+    )
+    if p.training is not None:
+        t = p.training
+        table.add_row(
+            "training",
+            _duration(t.training_s),
+            f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations",
+        )
+    causes = ", ".join(f"{c} {part:.1%}" for c, part in p.idle_fraction.by_cause.items())
+    workers = p.idle_fraction.per_worker
+    spread = f"workers {min(workers):.1%} to {max(workers):.1%}"
+    table.add_row("idle", f"{p.idle_fraction.mean:.1%}", "; ".join(filter(None, [causes, spread])))
+    table.add_row("exposed communication", quantity(p.exposed_communication_s, "s"), "per iteration")
+    if p.staleness is not None:
+        s = p.staleness
+        table.add_row(
+            "staleness", f"{s.mean:.3g} updates", f"median {s.p50}, p90 {s.p90}, at most {s.max}"
+        )
+    operations = ", ".join(f"{n} {quantity(s, 's')}" for n, s in p.operation_s.items())
+    if operations:
+        table.add_row("mean times", operations, f"{p.updates_per_s:.4g} model updates/s")
+    busiest = max(p.utilisation.links.items(), key=lambda item: item[1], default=None)
+    if busiest is not None:
+        table.add_row("busiest link", f"{busiest[1]:.1%}", busiest[0])
+    memory = f"worker {quantity(p.memory.worker_bytes, 'bytes')}"
+    if p.memory.server_bytes is not None:
+        memory += f", server {quantity(p.memory.server_bytes, 'bytes')}"
+    table.add_row("memory", memory, "estimated")
+    out.print(table)
+    out.print(f"[bold]bottleneck[/]: {escape(p.bottleneck.text)}")
+    for note in p.notes:
+        out.print(f"[bold]note[/]: {escape(note)}")
+    out.print("\n[dim]assumed, because not given:[/]")
+    out.print(_assumptions(p.assumptions))
+
+
+def _assumptions(assumptions: Sequence[Assumption]) -> Table:
+    table = _table("", "", "")
+    for a in assumptions:
+        table.add_row(a.name, escape(_value(a)), f"[dim]{escape(a.source)}[/]")
+    return table
+
+
+def _value(a: Assumption) -> str:
+    if isinstance(a.value, float) and a.unit in ("s", "bytes", "bytes_per_s", "flop_per_s"):
+        return quantity(a.value, a.unit)
+    return f"{a.value} {a.unit}".strip()
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in the unit people would use.
+
+    >>> _duration(90), _duration(7200), _duration(2.5)
+    ('1.5 min', '2 h', '2.5 s')
+    """
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.4g} {unit}"
+    return quantity(seconds, "s")
+
+
+def listing(kinds: Sequence[str]) -> None:
+    """Print what there is of each kind."""
+    out = _console()
+    rows: dict[str, Callable[[], list[tuple[str, str]]]] = {
+        "architectures": lambda: [
+            (", ".join([a.name, *a.aliases]), a.title) for a in architectures.all_architectures()
+        ],
+        "models": lambda: [(n, _model_line(catalogue.model(n))) for n in catalogue.model_names()],
+        "devices": lambda: [(n, catalogue.device(n).title) for n in catalogue.device_names()],
+        "clusters": lambda: [(n, catalogue.cluster(n).title) for n in catalogue.cluster_names()],
+    }
+    for kind in kinds:
+        if len(kinds) > 1:
+            out.print(f"[dim]{kind}[/]")
+        table = _table("", "")
+        for name, text in rows[kind]():
+            table.add_row(f"  {name}" if len(kinds) > 1 else name, escape(text))
+        out.print(table)
+
+
+def _model_line(profile: Profile) -> str:
+    measured = dict.fromkeys(t.device for t in profile.timings if t.source.kind == "measured")
+    others = [d for d in profile.devices if d not in measured]
+    line = f"{profile.title}; measured on {', '.join(measured) or 'no device'}"
+    return line + (f"; published for {', '.join(others)}" if others else "")
+
+
+def show(name: str) -> None:
+    """Print all there is to know of an architecture, model, device or cluster.
+
+    Raises
+    ------
+    InputError : nothing has that name.
+    """
+    aliases = [alias for a in architectures.all_architectures() for alias in a.aliases]
+    known: list[tuple[Sequence[str], Callable[[str], None]]] = [
+        ([*architectures.names(), *aliases], _show_architecture),
+        (catalogue.model_names(), _show_model),
+        (catalogue.device_names(), lambda n: _show_struct(catalogue.device(n))),
+        (catalogue.cluster_names(), lambda n: _show_struct(catalogue.cluster(n))),
+    ]
+    for names, printer in known:
+        if name in names:
+            printer(name)
+            return
+    raise unknown_name("name", name, [n for names, _ in known for n in names])
+
+
+def _show_architecture(name: str) -> None:
+    out = _console()
+    architecture, preset = architectures.find(name)
+    out.print(f"[bold]{name}[/]: {architecture.title}")
+    if preset:
+        meaning = ", ".join(f"{k}={v}" for k, v in preset.items())
+        out.print(f"short for {architecture.name} with {meaning}")
+    out.print("\n[dim]options (--option NAME=VALUE)[/]")
+    table = _table("option", "default", "")
+    defaults = architecture.options()
+    for field in architecture.options.__struct_fields__:
+        table.add_row(
+            field, str(getattr(defaults, field)), escape(architecture.option_help[field])
+        )
+    out.print(table)
+    out.print("\n[dim]assumptions[/]")
+    for assumption in architecture.assumptions:
+        out.print(f"- {assumption}")
+    out.print(f"\n[dim]source[/] {architecture.source}")
+
+
+def _show_model(name: str) -> None:
+    out = _console()
+    profile = catalogue.model(name)
+    tensors = sum(len(layer.tensors) for layer in profile.layers)
+    out.print(f"[bold]{name}[/]: {escape(profile.title)}")
+    out.print(
+        f"{len(profile.layers)} layers, {tensors} tensors, "
+        f"{quantity(profile.parameter_bytes, 'bytes')} of parameters (float32)"
+    )
+    out.print(f"[dim]{escape(profile.source.text)}[/]\n")
+    table = _table("device", "precision", "batch", "samples/s", "", "source")
+    for t in sorted(profile.timings, key=lambda t: (t.device, t.precision, t.batch_size)):
+        kind = "measured per layer" if t.per_layer and t.source.kind == "measured" else "estimated"
+        rate = f"{t.batch_size / t.total_s:.4g}"
+        source = f"{t.source.kind}: {t.source.text}"
+        table.add_row(t.device, t.precision, str(t.batch_size), rate, kind, escape(source))
+    out.print(table)
+    out.print(
+        "[dim]estimated: the layers' times are shares, by roofline, of the published step[/]"
+    )
+
+
+def _show_struct(value: msgspec.Struct) -> None:
+    import json
+
+    _console().print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False),
+                     markup=False)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, shown once the work has taken a second."""
+    from time import monotonic
+
+    from rich.progress import Progress
+
+    begin = monotonic()
+    bar: Any = None
+    task: Any = None
+
+    def advance(done: int, of: int) -> None:
+        nonlocal bar, task
+        if bar is None and monotonic() - begin > 1.0:
+            bar = Progress(console=Console(stderr=True), transient=True)
+            bar.start()
+            task = bar.add_task("simulating", total=of)
+        if bar is not None:
+            bar.update(task, completed=done)
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()
