@@ -153,7 +153,7 @@ def predict(
         throughput_samples_per_s=rate * job.workload.batch_size,
         throughput_ci_fraction=_ci_fraction(rates),
         iteration_s=iteration_s,
-        compute_s=job.workload.compute_s,
+        compute_s=float((1.0 - idle).mean()) * iteration_s,
         exposed_communication_s=communicating * iteration_s,
         idle_fraction=Idle(
             mean=float(idle.mean()),

@@ -95,6 +95,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     throughput_ci_fraction : half-width of its 95 % confidence interval, as a fraction of it
         (0 for a deterministic job).
     iteration_s : workers / sum of the workers' iterations per second.
+    compute_s : mean time a device computes per iteration.
     exposed_communication_s : per iteration, time a device waits for the network or a server.
     operation_s : mean duration, queueing included, of push (until applied), update, pull, ...
     updates_per_s : updates of the model per second.

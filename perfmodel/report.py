@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+import sys
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +21,8 @@ from perfmodel.workload import Profile
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    # a file or a pipe has no width: leave lines whole there
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def _table(*columns: str) -> Table:

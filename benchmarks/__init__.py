@@ -1,0 +1,1 @@
+"""Benchmarks: accuracy against measured training runs, and speed against references."""

@@ -1,0 +1,1 @@
+"""Predictions against measured training runs, one module per source of measurements."""
