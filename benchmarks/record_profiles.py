@@ -17,16 +17,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from perfmodel import profiler  # noqa: E402
+from perfmodel import profiler
 
 URL = "https://pytorch.org/vision/stable/models.html"
 # name -> (torchvision function, keyword arguments, title, remark on the source)
@@ -169,15 +167,12 @@ def measure(
 def write(path: Path, workload: dict[str, Any]) -> None:
     """Replace a file in one move."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    temporary = path.with_suffix(".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(dump(workload))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        temporary.write_text(dump(workload), encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def dump(workload: dict[str, Any]) -> str:

@@ -72,8 +72,10 @@ def make_job(
     """
     notes: list[Assumption] = []
     resolved = _workload(model, workload, device, precision, batch_size)
-    where = _cluster(cluster, bandwidth_bytes_per_s, latency_s, notes)
     architecture, preset = architectures.find(arch)
+    where = _cluster(
+        cluster, bandwidth_bytes_per_s, latency_s, architecture.server_bytes is not None, notes
+    )
     given = dict(options or {})
     for name, value in preset.items():
         if given.get(name, value) != value:
@@ -92,7 +94,9 @@ def make_job(
     if isinstance(jitter, (int, float)):
         jitter = Jitter(jitter)
     if jitter is None:
-        notes.append(Assumption("jitter", 0.0, "", "default: every iteration computes equally long"))
+        notes.append(
+            Assumption("jitter", 0.0, "", "default: every iteration computes equally long")
+        )
     return Job(
         workload=resolved,
         cluster=where,
@@ -210,8 +214,10 @@ def _cluster(
     cluster: Cluster | str | Path | None,
     bandwidth_bytes_per_s: float | None,
     latency_s: float | None,
+    servers: bool,
     notes: list[Assumption],
 ) -> Cluster:
+    """The cluster with its links changed as asked; notes what came from the cluster's file."""
     if isinstance(cluster, Cluster):
         base = cluster
     else:
@@ -225,9 +231,10 @@ def _cluster(
         if latency_s is None:
             notes.append(Assumption("latency", base.nic.latency_s, "s", name))
         notes.append(Assumption("efficiency", base.nic.efficiency, "of bandwidth", name))
-        server = base.server
-        notes.append(Assumption("update per tensor", server.update_per_tensor_s, "s", name))
-        notes.append(Assumption("update per byte", server.update_per_byte_s, "s", name))
+        if servers:
+            cost = base.server
+            notes.append(Assumption("update per tensor", cost.update_per_tensor_s, "s", name))
+            notes.append(Assumption("update per byte", cost.update_per_byte_s, "s", name))
     if bandwidth_bytes_per_s is None and latency_s is None:
         return base
 
@@ -373,8 +380,13 @@ def _inputs(job: Job) -> dict[str, Any]:
     """What the job was made of, for its provenance."""
     w = job.workload
     return {
-        "workload": {"name": w.name, "device": w.device, "batch_size": w.batch_size,
-                     "precision": w.precision, "source": msgspec.to_builtins(w.source)},
+        "workload": {
+            "name": w.name,
+            "device": w.device,
+            "batch_size": w.batch_size,
+            "precision": w.precision,
+            "source": msgspec.to_builtins(w.source),
+        },
         "cluster": msgspec.to_builtins(job.cluster),
         "workers": job.workers,
         "architecture": job.architecture,

@@ -145,9 +145,7 @@ def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
     return roofline_s(device(timing.device), profile.layers, timing.batch_size, timing.precision)
 
 
-def _estimate(
-    profile: Profile, target: Device, precision: str, batch_size: int | None
-) -> Workload:
+def _estimate(profile: Profile, target: Device, precision: str, batch_size: int | None) -> Workload:
     """A workload on a device without any figure, by roofline and the efficiency seen elsewhere."""
     known = device_names()
     efficiencies = []

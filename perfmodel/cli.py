@@ -8,41 +8,40 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from perfmodel import __version__
 from perfmodel.errors import InputError, PerfmodelError
 
-if TYPE_CHECKING:
-    from perfmodel.prediction import Prediction
-
 KINDS = ("architectures", "models", "devices", "clusters")
 
 
-class _Quantity(click.ParamType):
-    """Text with a unit, read as SI."""
+Reader = Callable[[click.Context, click.Parameter, Any], Any]
 
-    def __init__(self, dimension: str, name: str) -> None:
-        self.dimension, self.name = dimension, name
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+def _quantity(dimension: str) -> Reader:
+    """Read text with a unit as SI."""
+
+    def read(_: click.Context, option: click.Parameter, text: str | None) -> float | None:
         from perfmodel.units import parse
 
-        return parse(value, self.dimension, f"--{param.name}" if param else self.name)
+        return None if text is None else parse(text, dimension, f"--{option.name}")
+
+    return read
 
 
-class _Made(click.ParamType):
-    """Text that a class method of :mod:`perfmodel.job` reads."""
+def _jitter(_: click.Context, __: click.Parameter, text: str | None) -> Any:
+    from perfmodel.job import Jitter
 
-    def __init__(self, kind: str, name: str) -> None:
-        self.kind, self.name = kind, name
+    return None if text is None else Jitter.parse(text)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from perfmodel import job
 
-        return getattr(job, self.kind).parse(value)
+def _stragglers(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> Any:
+    from perfmodel.job import Straggler
+
+    return tuple(Straggler.parse(text) for text in texts)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -59,21 +58,41 @@ def cli() -> None:
 @click.option("--batch-size", type=int, metavar="N", help="Samples per worker and iteration.")
 @click.option("--global-batch-size", type=int, metavar="N", help="Samples of all workers together.")
 @click.option("--cluster", metavar="NAME|FILE", help="Cluster of the catalogue, or a file.")
-@click.option("--bandwidth", type=_Quantity("bytes_per_s", "10Gbps"), help="Of every link.")
-@click.option("--latency", type=_Quantity("s", "50us"), help="One way, of every link.")
+@click.option(
+    "--bandwidth", metavar="10Gbps", callback=_quantity("bytes_per_s"), help="Of every link."
+)
+@click.option("--latency", metavar="50us", callback=_quantity("s"), help="One way, of every link.")
 @click.option("--workers", type=int, default=1, show_default=True, metavar="N")
 @click.option("--arch", default="ps", show_default=True, help="Architecture (perfmodel list).")
 @click.option("--servers", type=int, metavar="N", help="Parameter servers.  [default: 1]")
 @click.option("--sync", metavar="bsp|asp", help="How the parameter server synchronises.")
 @click.option("--overlap/--no-overlap", default=None, help="Communicate during computation.")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE",
-              help="Any option of the architecture (perfmodel show ARCH); repeatable.")
-@click.option("--jitter", type=_Made("Jitter", "0.1|lognormal:0.1|gamma:0.1"),
-              help="Random spread of compute per worker and iteration.")
-@click.option("--straggler", "stragglers", multiple=True, type=_Made("Straggler", "WORKER:FACTOR"),
-              help="A worker that computes FACTOR times as long; repeatable.")
-@click.option("--start", type=click.Choice(["together", "staggered"]),
-              help="Workers begin at once or at random offsets.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any option of the architecture (perfmodel show ARCH); repeatable.",
+)
+@click.option(
+    "--jitter",
+    metavar="0.1|lognormal:0.1|gamma:0.1",
+    callback=_jitter,
+    help="Random spread of compute per worker and iteration.",
+)
+@click.option(
+    "--straggler",
+    "stragglers",
+    multiple=True,
+    metavar="WORKER:FACTOR",
+    callback=_stragglers,
+    help="A worker that computes FACTOR times as long; repeatable.",
+)
+@click.option(
+    "--start",
+    type=click.Choice(["together", "staggered"]),
+    help="Workers begin at once or at random offsets.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
@@ -152,8 +171,21 @@ def _job_arguments(given: dict[str, Any]) -> dict[str, Any]:
                 raise InputError(f"--{flag} and --option {flag}: give one of them")
             options[flag] = value
     return {
-        **{name: given[name] for name in ("model", "workload", "device", "precision", "cluster",
-                                          "arch", "jitter", "stragglers", "start", "seed")},
+        **{
+            name: given[name]
+            for name in (
+                "model",
+                "workload",
+                "device",
+                "precision",
+                "cluster",
+                "arch",
+                "jitter",
+                "stragglers",
+                "start",
+                "seed",
+            )
+        },
         "batch_size": batch,
         "bandwidth_bytes_per_s": given["bandwidth"],
         "latency_s": given["latency"],

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.errors import DeadlockError
+from perfmodel.errors import DeadlockError, PerfmodelError
 from perfmodel.fairness import fair_rates
-from perfmodel.graph import CAUSES, NONE, Floats, OpGraph
+from perfmodel.graph import CAUSES, NONE, Floats, OpGraph, block_of
 from perfmodel.noise import Factors, offset
 
 _OP_ENDS, _TOKENS_ARRIVE, _FLOW_STARTS, _FLOWS_END = range(4)
@@ -308,8 +308,10 @@ class _Run:
             rates.append(iterations / span if span > 0.0 else float("inf"))
             busy.append((end[1] - begin[1]) / span if span > 0.0 else 1.0)
             waits.append(
-                [(b - a) / span if span > 0.0 else 0.0
-                 for a, b in zip(begin[2:], end[2:], strict=True)]
+                [
+                    (b - a) / span if span > 0.0 else 0.0
+                    for a, b in zip(begin[2:], end[2:], strict=True)
+                ]
             )
         per_second = 1.0 / elapsed if elapsed > 0.0 else 0.0
         load = np.zeros(len(self.capacity))
@@ -509,9 +511,11 @@ class _Run:
         self.served[route] = level
         self.served_at[route] = self.now
         self.changed.append(route)
+        ended = []
         while pending and pending[0][0] == level:
-            _, op = heapq.heappop(pending)
-            self.flows[route] -= 1
+            ended.append(heapq.heappop(pending)[1])
+        self.flows[route] -= len(ended)
+        for op in ended:  # only now: what ends may at once start anew on this route
             self.moved[route] += self.bytes[op]
             self._end(op)
 
@@ -539,9 +543,7 @@ class _Run:
                     self.rate[route] = self.cap[route]
         if touched:
             reach = self._component(touched)
-            rates = fair_rates(
-                reach, self.links_of, flows, self.capacity, self.cap, self.routes_on
-            )
+            rates = fair_rates(reach, self.links_of, flows, self.capacity, self.cap, self.routes_on)
             for route, rate in rates.items():
                 if rate != self.rate[route]:
                     self._serve(route)
@@ -578,6 +580,11 @@ class _Run:
 
     def _probe(self, op: int) -> None:
         for probe in self.closes.get(op, ()):
+            if not self.stamps[probe]:
+                raise PerfmodelError(
+                    f"probe {block_of(self.graph.probes, probe).label!r} is closed by "
+                    f"{self.graph.op_name(op)!r} before it was opened"
+                )
             opened, count = self.stamps[probe].popleft()
             self.probe_seconds[probe] += self.now - opened
             self.probe_count[probe] += 1
@@ -636,12 +643,12 @@ class _Run:
 
     def stuck(self) -> str:
         """Which ops wait although nothing runs any more."""
-        waiting = [op for op, n in enumerate(self.missing) if n and self.arrived[op] == self.slowest]
+        waiting = [
+            op for op, n in enumerate(self.missing) if n and self.arrived[op] == self.slowest
+        ]
         names = ", ".join(repr(self.graph.op_name(op)) for op in waiting[:4])
         more = f" and {len(waiting) - 4} more" if len(waiting) > 4 else ""
         return (
             f"deadlock at {self.now:g} s after {self.slowest} iterations: {names}{more} "
             "wait for each other"
         )
-
-

@@ -1,4 +1,4 @@
-"""What a mistake says: one line with the place, the value, what is allowed, and the nearest name."""
+"""What a mistake says: one line with place, value, what is allowed, and the nearest name."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def unknown_name(what: str, given: str, allowed: Iterable[str]) -> InputError:
     return InputError(f"unknown {what} {given!r}{suggestion} (known: {', '.join(choices)})")
 
 
-def number(
-    name: str, value: object, *, at_least: float = 0.0, above: float | None = None
-) -> float:
+def number(name: str, value: object, *, at_least: float = 0.0, above: float | None = None) -> float:
     """Return ``value`` as a float if it is a finite number in range, else raise InputError.
 
     This is the one place where NaN, infinities, negatives and non-numbers are turned away.

@@ -46,7 +46,9 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
         what = "TOML" if toml else "JSON"
         raise InputError(f"{name}: not valid {what}: {error}") from None
     if not isinstance(raw, dict):
-        raise InputError(f"{name}: expected an object with a 'schema' key, got {type(raw).__name__}")
+        raise InputError(
+            f"{name}: expected an object with a 'schema' key, got {type(raw).__name__}"
+        )
     found = raw.get("schema")
     if found != schema:
         raise InputError(f"{name}: schema: expected {schema!r}, got {found!r}")
@@ -75,8 +77,8 @@ def write(path: str | Path, data: bytes) -> None:
             file.write(data)
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot write: {error.strerror or error}") from None
     finally:

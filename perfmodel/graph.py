@@ -52,11 +52,13 @@ class Block:
     def name(self, identity: int) -> str:
         """Readable name of one of the block's ids, such as ``push worker 3, fc``."""
         index = np.unravel_index(identity - self.first, self.shape) if self.shape else ()
+        if not self.axes:
+            where = ", ".join(str(int(position)) for position in index)
+            return f"{self.label}[{where}]" if self.size > 1 else self.label
         parts = []
-        for position, (axis, names) in zip(index, self.axes, strict=False):
-            where = int(position)
-            parts.append(names[where] if names is not None else f"{axis} {where}")
-        return f"{self.label} {', '.join(parts)}".rstrip()
+        for position, (axis, names) in zip(index, self.axes, strict=True):
+            parts.append(names[int(position)] if names is not None else f"{axis} {position}")
+        return f"{self.label} {', '.join(parts)}"
 
 
 def _name(blocks: Sequence[Block], identity: int) -> str:
@@ -160,8 +162,9 @@ class OpGraph:
 
     def bytes_by_link(self) -> Floats:
         """Bytes over each link in one iteration of every op, shape (links,)."""
-        moved = np.repeat(self.op_bytes, np.diff(self.path_start))
-        return np.bincount(self.path_links, moved, minlength=len(self.link_capacity_bytes_per_s))
+        total = np.zeros(len(self.link_capacity_bytes_per_s))
+        np.add.at(total, self.path_links, np.repeat(self.op_bytes, np.diff(self.path_start)))
+        return total
 
 
 class GraphBuilder:
@@ -174,7 +177,12 @@ class GraphBuilder:
         self._noise: tuple[float, DelayDistribution] = (0.0, "lognormal")
 
     def slots(
-        self, label: str, shape: tuple[int, ...], *, capacity: int = 1, place: ArrayLike = NONE,
+        self,
+        label: str,
+        shape: tuple[int, ...],
+        *,
+        capacity: int = 1,
+        place: ArrayLike = NONE,
         axes: tuple[Axis, ...] = (),
     ) -> Ids:
         """Add serial resources that ``capacity`` ops hold at a time, first come first served."""
@@ -184,7 +192,11 @@ class GraphBuilder:
         return ids
 
     def links(
-        self, label: str, capacity_bytes_per_s: ArrayLike, *, place: ArrayLike = NONE,
+        self,
+        label: str,
+        capacity_bytes_per_s: ArrayLike,
+        *,
+        place: ArrayLike = NONE,
         axes: tuple[Axis, ...] = (),
     ) -> Ids:
         """Add links, shared max-min fairly by the transfers on them (bytes/s, one direction)."""
@@ -195,10 +207,19 @@ class GraphBuilder:
         return ids
 
     def ops(
-        self, label: str, shape: tuple[int, ...], *, seconds: ArrayLike = 0.0,
-        bytes: ArrayLike = 0.0, path: ArrayLike | None = None, latency_s: ArrayLike = 0.0,
-        rate_cap_bytes_per_s: ArrayLike = math.inf, slot: ArrayLike = NONE,
-        group: ArrayLike = NONE, cause: str = "network", noise: bool = False,
+        self,
+        label: str,
+        shape: tuple[int, ...],
+        *,
+        seconds: ArrayLike = 0.0,
+        bytes: ArrayLike = 0.0,
+        path: ArrayLike | None = None,
+        latency_s: ArrayLike = 0.0,
+        rate_cap_bytes_per_s: ArrayLike = math.inf,
+        slot: ArrayLike = NONE,
+        group: ArrayLike = NONE,
+        cause: str = "network",
+        noise: bool = False,
         axes: tuple[Axis, ...] = (),
     ) -> Ids:
         """Add a block of ops and return their ids, in ``shape``.
@@ -244,9 +265,7 @@ class GraphBuilder:
     def stagger(self, ops: Ids, within_s: ArrayLike) -> None:
         """Hold back the first instance of each op by a random part of ``within_s`` seconds."""
         self._add("stagger_ops", ops.ravel())
-        self._add(
-            "stagger_s", np.broadcast_to(np.asarray(within_s, np.float64), ops.shape).ravel()
-        )
+        self._add("stagger_s", np.broadcast_to(np.asarray(within_s, np.float64), ops.shape).ravel())
 
     def noise(self, cv: float, kind: DelayDistribution) -> None:
         """Draw a factor of mean 1 and this coefficient of variation per group and iteration."""
@@ -264,8 +283,15 @@ class GraphBuilder:
         return ids
 
     def probe(
-        self, label: str, opens: ArrayLike, closes: ArrayLike, *, at_ready: bool = False,
-        lag: int = 0, counter: ArrayLike = NONE, group: ArrayLike = NONE,
+        self,
+        label: str,
+        opens: ArrayLike,
+        closes: ArrayLike,
+        *,
+        at_ready: bool = False,
+        lag: int = 0,
+        counter: ArrayLike = NONE,
+        group: ArrayLike = NONE,
     ) -> None:
         """Measure from iteration i-lag of ``opens`` to the end of iteration i of ``closes``.
 
@@ -299,12 +325,26 @@ class GraphBuilder:
         stagger = stagger.copy()
         stagger[self._take("stagger_ops", np.int64)] = self._take("stagger_s", np.float64)
         integers = (
-            "op_slot", "op_group", "op_cause", "path_links", "slot_capacity", "slot_place",
-            "link_place", "probe_open", "probe_close", "probe_lag", "probe_counter",
-            "probe_group", "counter_ops", "counter_ids",
+            "op_slot",
+            "op_group",
+            "op_cause",
+            "path_links",
+            "slot_capacity",
+            "slot_place",
+            "link_place",
+            "probe_open",
+            "probe_close",
+            "probe_lag",
+            "probe_counter",
+            "probe_group",
+            "counter_ops",
+            "counter_ids",
         )
         floats = (
-            "op_seconds", "op_bytes", "op_latency_s", "op_rate_cap_bytes_per_s",
+            "op_seconds",
+            "op_bytes",
+            "op_latency_s",
+            "op_rate_cap_bytes_per_s",
             "link_capacity_bytes_per_s",
         )
         columns: dict[str, Any] = {name: self._take(name, np.int64) for name in integers}
@@ -332,9 +372,7 @@ class GraphBuilder:
                 value.setflags(write=False)
         return graph
 
-    def _new(
-        self, kind: str, label: str, shape: tuple[int, ...], axes: tuple[Axis, ...]
-    ) -> Ids:
+    def _new(self, kind: str, label: str, shape: tuple[int, ...], axes: tuple[Axis, ...]) -> Ids:
         first = self._count[kind]
         size = math.prod(shape)
         self._count[kind] = first + size
@@ -352,7 +390,9 @@ class GraphBuilder:
 def _check(graph: OpGraph) -> None:
     """Refuse what cannot be simulated; say which op or resource, and the value."""
     for column, label in (
-        ("op_seconds", "seconds"), ("op_bytes", "bytes"), ("op_latency_s", "latency"),
+        ("op_seconds", "seconds"),
+        ("op_bytes", "bytes"),
+        ("op_latency_s", "latency"),
         ("op_stagger_s", "stagger"),
     ):
         values = getattr(graph, column)
@@ -378,6 +418,4 @@ def _check(graph: OpGraph) -> None:
         raise InputError(f"slot {graph.slot_name(slot)!r}: capacity must be at least 1")
     if (graph.edge_lag < 0).any():
         edge = int(np.argmin(graph.edge_lag))
-        raise InputError(
-            f"edge from {graph.op_name(int(graph.edge_source[edge]))!r}: negative lag"
-        )
+        raise InputError(f"edge from {graph.op_name(int(graph.edge_source[edge]))!r}: negative lag")

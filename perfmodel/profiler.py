@@ -14,7 +14,7 @@ PyTorch is imported on first use only. Times are in seconds, sizes in bytes.
 from __future__ import annotations
 
 import contextlib
-import datetime
+import datetime as dt
 import importlib
 import statistics
 import time
@@ -158,7 +158,7 @@ def profile(
         "source": {
             "kind": "measured",
             "text": f"{description}, {counted}" if description else counted,
-            "date": datetime.date.today().isoformat(),
+            "date": dt.date.today().isoformat(),
         },
     }
 

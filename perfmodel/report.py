@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,7 +62,9 @@ def prediction(p: Prediction) -> None:
     workers = p.idle_fraction.per_worker
     spread = f"workers {min(workers):.1%} to {max(workers):.1%}"
     table.add_row("idle", f"{p.idle_fraction.mean:.1%}", "; ".join(filter(None, [causes, spread])))
-    table.add_row("exposed communication", quantity(p.exposed_communication_s, "s"), "per iteration")
+    table.add_row(
+        "exposed communication", quantity(p.exposed_communication_s, "s"), "per iteration"
+    )
     if p.staleness is not None:
         s = p.staleness
         table.add_row(
@@ -170,9 +172,7 @@ def _show_architecture(name: str) -> None:
     table = _table("option", "default", "")
     defaults = architecture.options()
     for field in architecture.options.__struct_fields__:
-        table.add_row(
-            field, str(getattr(defaults, field)), escape(architecture.option_help[field])
-        )
+        table.add_row(field, str(getattr(defaults, field)), escape(architecture.option_help[field]))
     out.print(table)
     out.print("\n[dim]assumptions[/]")
     for assumption in architecture.assumptions:
@@ -197,16 +197,15 @@ def _show_model(name: str) -> None:
         source = f"{t.source.kind}: {t.source.text}"
         table.add_row(t.device, t.precision, str(t.batch_size), rate, kind, escape(source))
     out.print(table)
-    out.print(
-        "[dim]estimated: the layers' times are shares, by roofline, of the published step[/]"
-    )
+    out.print("[dim]estimated: the layers' times are shares, by roofline, of the published step[/]")
 
 
 def _show_struct(value: msgspec.Struct) -> None:
     import json
 
-    _console().print(json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False),
-                     markup=False)
+    _console().print(
+        json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False), markup=False
+    )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
 
 def _table(decimal: dict[str, float], binary: dict[str, float]) -> dict[str, float]:
-    """Unit names with every prefix: ``decimal`` takes k, M, G, T; ``binary`` also Ki, Mi, Gi, Ti."""
+    """Unit names with every prefix: k, M, G, T for ``decimal``, Ki, Mi, Gi, Ti for ``binary``."""
     table = {p + u: f * s for p, f in _DECIMAL.items() for u, s in decimal.items()}
     table.update({p + u: f * s for p, f in _BINARY.items() for u, s in binary.items()})
     return table
@@ -37,7 +37,9 @@ _EXAMPLES = {
     "bytes_per_s": "10Gbps or 1.25GB/s",
     "flop_per_s": "15.7TFLOPS",
 }
-_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*(\S*)\s*")
+_QUANTITY = re.compile(
+    r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*(\S*)\s*"
+)
 
 
 def parse(text: str, dimension: str, name: str = "quantity") -> float:
@@ -62,7 +64,8 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise InputError(
-            f"{name}: cannot read {text!r}; expected a number and a unit, like {_EXAMPLES[dimension]}"
+            f"{name}: cannot read {text!r}; expected a number and a unit, "
+            f"like {_EXAMPLES[dimension]}"
         )
     value, unit = float(match[1]), match[2]
     if unit not in units:

@@ -18,7 +18,7 @@ BATCH = 4
 SLEEP_S = 0.02
 
 
-class Sleep(torch.nn.Module):  # type: ignore[misc]
+class Sleep(torch.nn.Module):
     """Parameterless; waits in the forward pass."""
 
     def forward(self, x: Any) -> Any:
@@ -26,7 +26,7 @@ class Sleep(torch.nn.Module):  # type: ignore[misc]
         return x
 
 
-class SleepBackward(torch.autograd.Function):  # type: ignore[misc]
+class SleepBackward(torch.autograd.Function):
     """Identity that waits in the backward pass."""
 
     @staticmethod
@@ -39,7 +39,7 @@ class SleepBackward(torch.autograd.Function):  # type: ignore[misc]
         return gradient
 
 
-class Slow(torch.nn.Module):  # type: ignore[misc]
+class Slow(torch.nn.Module):
     """Parameterless; waits in the backward pass."""
 
     def forward(self, x: Any) -> Any:
@@ -116,7 +116,7 @@ def test_layers_leave_the_model_alone() -> None:
 
 
 def test_shared_and_frozen_parameters() -> None:
-    class Twice(torch.nn.Module):  # type: ignore[misc]
+    class Twice(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.unused = torch.nn.Linear(6, 6)
@@ -211,7 +211,7 @@ def test_nothing_is_lost() -> None:
 
 @pytest.mark.usefixtures("waits_only")
 def test_branches_are_timed_by_when_their_gradients_are_ready() -> None:
-    class Branches(torch.nn.Module):  # type: ignore[misc]
+    class Branches(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.left = torch.nn.Linear(108, 5)
@@ -240,7 +240,7 @@ def test_measures_longer_when_steps_differ(max_steps: int | None, done: int) -> 
 
 
 def test_hooks_are_removed_after_an_error() -> None:
-    class Failing(torch.nn.Module):  # type: ignore[misc]
+    class Failing(torch.nn.Module):
         calls = 0
 
         def forward(self, x: Any) -> Any:

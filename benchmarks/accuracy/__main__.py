@@ -31,10 +31,13 @@ def main(source: str, path: Path, as_json: bool, markdown: bool, cases: bool) ->
         return
     if cases:
         for case in sorted(found, key=lambda c: -abs(c.error)):
-            click.echo(f"{case.group:24} {case.error:+8.1%}  {case.predicted:10.5g} predicted "
-                       f"{case.measured:10.5g} measured  {case.name}")
-    rows = [(name, g["n"], g["median"], g["p90"], g["worst"], g["bias"])
-            for name, g in groups.items()]
+            click.echo(
+                f"{case.group:24} {case.error:+8.1%}  {case.predicted:10.5g} predicted "
+                f"{case.measured:10.5g} measured  {case.name}"
+            )
+    rows = [
+        (name, g["n"], g["median"], g["p90"], g["worst"], g["bias"]) for name, g in groups.items()
+    ]
     if markdown:
         click.echo("| group | runs | median | p90 | worst | bias |\n|---|---|---|---|---|---|")
     for name, n, *errors in rows:
@@ -42,8 +45,10 @@ def main(source: str, path: Path, as_json: bool, markdown: bool, cases: bool) ->
         if markdown:
             click.echo(f"| {name} | {n} | {' | '.join(figures)} |")
         else:
-            click.echo(f"{name:24} {n:3}  median {figures[0]:>7}  p90 {figures[1]:>7}  "
-                       f"worst {figures[2]:>7}  bias {figures[3]:>7}")
+            click.echo(
+                f"{name:24} {n:3}  median {figures[0]:>7}  p90 {figures[1]:>7}  "
+                f"worst {figures[2]:>7}  bias {figures[3]:>7}"
+            )
 
 
 def _figure(group: str, error: float) -> str:
@@ -51,7 +56,7 @@ def _figure(group: str, error: float) -> str:
 
 
 def summarise(cases: list[Case]) -> dict[str, dict[str, float]]:
-    """Absolute errors by group: count, median, 90th percentile, worst; and the mean signed error."""
+    """Errors by group: count; median, 90th percentile and worst of their size; mean (bias)."""
     groups: dict[str, list[float]] = {}
     for case in cases:
         groups.setdefault(case.group, []).append(case.error)

@@ -51,12 +51,20 @@ def cases(folder: Path) -> list[Case]:
         prediction = predict(job_of(config, run["net"], gloo))
         name = _name(config)
         found.append(Case(group, name, prediction.iteration_s, measured["iter_s_mean"]))
-        found.append(Case(f"{group}:idle", name, prediction.idle_fraction.mean,
-                          measured["idle_frac_mean"], relative=False))
+        found.append(
+            Case(
+                f"{group}:idle",
+                name,
+                prediction.idle_fraction.mean,
+                measured["idle_frac_mean"],
+                relative=False,
+            )
+        )
         stale = measured.get("staleness", {}).get("mean")
         if stale is not None and prediction.staleness is not None:
-            found.append(Case(f"{group}:staleness", name, prediction.staleness.mean, stale,
-                              relative=False))
+            found.append(
+                Case(f"{group}:staleness", name, prediction.staleness.mean, stale, relative=False)
+            )
     if not found:
         raise InputError(f"{folder}: no run of a known architecture")
     return found

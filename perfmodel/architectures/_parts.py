@@ -66,9 +66,10 @@ class Network:
     def all_of(self, nodes: Sequence[int]) -> Ids:
         """Every link a collective among ``nodes`` keeps busy: out of, into and inside each."""
         where = np.asarray(nodes)
+        inside: Ids = self._inside[where]
         if len(where) == 1:
-            return self._inside[where]
-        return np.concatenate([self.out[where], self.into[where], self._core, self._inside[where]])
+            return inside
+        return np.concatenate([self.out[where], self.into[where], self._core, inside])
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,14 @@ def add_workers(b: GraphBuilder, job: Job) -> Workers:
 
     def compute(label: str, seconds: Sequence[float]) -> Ids:
         return b.ops(
-            label, (n, len(names)), seconds=slowdown[:, None] * np.array(seconds),
-            slot=device[:, None], group=index[:, None], cause="straggler", noise=True, axes=axes,
+            label,
+            (n, len(names)),
+            seconds=slowdown[:, None] * np.array(seconds),
+            slot=device[:, None],
+            group=index[:, None],
+            cause="straggler",
+            noise=True,
+            axes=axes,
         )
 
     forward = compute("forward", [layer.forward_s for layer in workload.layers])
@@ -113,8 +120,13 @@ def add_workers(b: GraphBuilder, job: Job) -> Workers:
     if workload.data_loading_s > 0.0:
         loader = b.slots("data loader of", (n,), place=node, axes=axes[:1])
         load = b.ops(
-            "load data", (n,), seconds=workload.data_loading_s, slot=loader, group=index,
-            cause="data", axes=axes[:1],
+            "load data",
+            (n,),
+            seconds=workload.data_loading_s,
+            slot=loader,
+            group=index,
+            cause="data",
+            axes=axes[:1],
         )
         b.edge(load, forward[:, 0])
         b.edge(forward[:, 0], load, lag=PREFETCH)

@@ -59,8 +59,13 @@ def build(job: Job) -> OpGraph:
     nodes = sorted(set(workers.node.tolist()))
     network = Network(b, job.cluster, [f"node {node}" for node in nodes])
     optimizer = b.ops(
-        "optimizer", (n,), seconds=[job.slowdown(w) * job.workload.optimizer_s for w in range(n)],
-        slot=workers.device, group=workers.index, cause="straggler", noise=True,
+        "optimizer",
+        (n,),
+        seconds=[job.slowdown(w) * job.workload.optimizer_s for w in range(n)],
+        slot=workers.device,
+        group=workers.index,
+        cause="straggler",
+        noise=True,
         axes=(("worker", None),),
     )
     b.edge(workers.backward[:, 0], optimizer)
@@ -69,8 +74,12 @@ def build(job: Job) -> OpGraph:
         sizes, last_layer = buckets_of(job.workload, options)
         moved = np.array([ring_allreduce_bytes(n, size) for size in sizes])
         collective = b.ops(
-            "all-reduce", (len(sizes),), bytes=moved, path=network.all_of(nodes),
-            seconds=ring_allreduce_steps(n) * network.hop_s(nodes) + moved / 2.0 * options.reduce_per_byte_s,
+            "all-reduce",
+            (len(sizes),),
+            bytes=moved,
+            path=network.all_of(nodes),
+            seconds=ring_allreduce_steps(n) * network.hop_s(nodes)
+            + moved / 2.0 * options.reduce_per_byte_s,
             slot=b.slots("communicator", (1,), capacity=options.concurrent),
             axes=(("bucket", None),),
         )

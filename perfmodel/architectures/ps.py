@@ -97,34 +97,57 @@ def build(job: Job) -> OpGraph:
 
     def connections(label: str) -> Ids:
         slots = b.slots(
-            label, (n, options.servers), place=workers.node[:, None],
+            label,
+            (n, options.servers),
+            place=workers.node[:, None],
             axes=(worker_axis, ("server", None)),
         )
         return slots[:, slices.server]
 
     push = b.ops(
-        "push", (n, width), bytes=slices.bytes, path=network.path(node, server_node),
-        latency_s=network.latency_s(node, server_node), slot=connections("push connection of"),
-        group=group, axes=axes,
+        "push",
+        (n, width),
+        bytes=slices.bytes,
+        path=network.path(node, server_node),
+        latency_s=network.latency_s(node, server_node),
+        slot=connections("push connection of"),
+        group=group,
+        axes=axes,
     )
     threads = b.slots(
-        "update threads of", (options.servers,), capacity=job.cluster.update_threads, place=home,
+        "update threads of",
+        (options.servers,),
+        capacity=job.cluster.update_threads,
+        place=home,
         axes=(("server", None),),
     )
     cost = job.cluster.server
     update = b.ops(
-        "update", (n, width), group=group, cause="server", slot=threads[slices.server],
-        seconds=cost.update_per_tensor_s + cost.update_per_byte_s * slices.bytes, axes=axes,
+        "update",
+        (n, width),
+        group=group,
+        cause="server",
+        slot=threads[slices.server],
+        seconds=cost.update_per_tensor_s + cost.update_per_byte_s * slices.bytes,
+        axes=axes,
     )
     # pulls go in forward order: lower ids, which win ties, to the layers that forward needs first
     pull = b.ops(
-        "pull", (n, width), bytes=slices.bytes[::-1],
+        "pull",
+        (n, width),
+        bytes=slices.bytes[::-1],
         path=network.path(server_node[::-1], node),
         latency_s=network.latency_s(server_node[::-1], node),
         slot=connections("pull connection of")[:, ::-1],
-        group=group, axes=(worker_axis, ("slice", layer_names[::-1])),
+        group=group,
+        axes=(worker_axis, ("slice", layer_names[::-1])),
     )[:, ::-1]
-    b.edge(push, update)
+    if options.overlap or options.duplex:
+        b.edge(push, update)
+    else:  # phases: nothing is applied before the whole gradient is in
+        pushed = b.ops("pushed", (n,), group=workers.index, axes=axes[:1])
+        b.edge(push, pushed[:, None])
+        b.edge(pushed[:, None], update)
     _join(b, options, workers, slices, push, pull)
     fresh = _synchronise(b, options, update, pull, layer_names)
     first = workers.forward[:, :1] if options.duplex else pull
@@ -172,7 +195,12 @@ def _synchronise(
     n, width = update.shape
     fresh = update
     if options.sync == "bsp":
-        fresh = b.ops("all applied", (1, width), cause="server", axes=(("all workers", ("all workers",)), ("slice", layer_names)))
+        fresh = b.ops(
+            "all applied",
+            (1, width),
+            cause="server",
+            axes=(("all workers", ("all workers",)), ("slice", layer_names)),
+        )
         b.edge(update, np.broadcast_to(fresh, update.shape))
     if options.duplex:
         b.edge(np.broadcast_to(fresh, pull.shape), pull)
@@ -207,7 +235,8 @@ ARCHITECTURE = Architecture(
     },
     assumptions=(
         "one connection per worker and server and direction, one tensor at a time, in order",
-        "every pushed tensor costs the server its update time, also under BSP",
+        "every pushed tensor costs the server its update time, also under BSP; without overlap "
+        "(and without duplex) nothing is applied before a worker's whole gradient is in",
         "a worker's copy is the one right after its own push was applied (under ASP)",
         "the optimizer runs on the server: the worker's optimizer time does not count",
     ),

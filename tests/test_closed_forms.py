@@ -1,0 +1,130 @@
+"""Closed forms that a simulation must hit exactly, written from their sources."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import Workload, predict
+from perfmodel.costs import ring_allreduce_s
+from tests.jobs import cluster, job, workload, workloads
+from tests.oracles import equal
+
+few = settings(max_examples=60, deadline=None, derandomize=True)
+rates = st.sampled_from([0.5, 3.0, 100.0])
+
+
+def sizes_of(work: Workload) -> list[float]:
+    return [sum(layer.tensor_bytes) for layer in work.layers]
+
+
+def download_and_forward_s(work: Workload, rate: float) -> float:
+    """max over l of: layers up to l arrive, then layers from l on compute."""
+    arrive = list(accumulate(size / rate for size in sizes_of(work)))
+    ahead = list(accumulate(reversed([layer.forward_s for layer in work.layers])))[::-1]
+    return max(a + f for a, f in zip(arrive, ahead, strict=True))
+
+
+def backward_and_upload_s(work: Workload, rate: float) -> float:
+    """max over l of: backward down to l, then gradients of l and all below are sent."""
+    behind = list(accumulate(reversed([layer.backward_s for layer in work.layers])))[::-1]
+    send = list(accumulate(size / rate for size in sizes_of(work)))
+    return max(b + s for b, s in zip(behind, send, strict=True))
+
+
+def wait_free_backward_s(work: Workload, comm_s: list[float]) -> float:
+    """Wait-free back-propagation: a layer's all-reduce follows its backward and the one before."""
+    ready = free = 0.0
+    for layer, seconds in zip(reversed(work.layers), reversed(comm_s), strict=True):
+        ready += layer.backward_s
+        if seconds > 0.0:
+            free = max(free, ready) + seconds
+    return max(ready, free)
+
+
+@few
+@given(work=workloads(), rate=rates)
+def test_one_worker_with_overlap(work: Workload, rate: float) -> None:
+    for sync in ("bsp", "asp"):
+        result = predict(job(work, cluster(rate), 1, "ps", {"sync": sync}))
+        expected = download_and_forward_s(work, rate) + backward_and_upload_s(work, rate)
+        equal(result.iteration_s, expected)
+
+
+@few
+@given(
+    work=workloads(),
+    rate=rates,
+    per_byte=st.sampled_from([0.0, 0.01]),
+    latency=st.sampled_from([0.0, 0.25]),
+)
+def test_one_worker_in_phases(work: Workload, rate: float, per_byte: float, latency: float) -> None:
+    """M/r + sum f + sum b + M/r + u, and a one-way latency for each of the two phases."""
+    where = cluster(rate, latency, update_per_byte_s=per_byte)
+    result = predict(job(work, where, 1, "ps", {"overlap": False}))
+    m = work.gradient_bytes
+    phases = m / rate + work.forward_s + work.backward_s + m / rate + m * per_byte
+    equal(result.iteration_s, phases + 2 * latency)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_synchronous_parameter_server_in_phases(workers: int, servers: int) -> None:
+    """C + N M/(P B) + N M/(P B) + N u: every pushed copy costs the server its update."""
+    work = workload([1.0, 2.0], [2.0, 4.0], [60.0, 40.0])
+    options = {"overlap": False, "servers": servers, "split_above_bytes": 0}
+    where = cluster(20.0, update_per_byte_s=0.001)
+    result = predict(job(work, where, workers, "ps", options))
+    share = max(workers / servers, 1.0)  # a worker's own link limits it below one worker a server
+    transfer = share * 100.0 / 20.0
+    update = workers * 100.0 / servers * 0.001
+    equal(result.iteration_s, 9.0 + 2 * transfer + update)
+
+
+@few
+@given(work=workloads(), workers=st.integers(1, 6), rate=rates)
+def test_all_reduce_without_overlap(work: Workload, workers: int, rate: float) -> None:
+    options = {"overlap": False, "bucket_cap_bytes": 1e9, "first_bucket_bytes": 1e9}
+    result = predict(job(work, cluster(rate, 0.01), workers, "ring", options))
+    reduce_s = ring_allreduce_s(
+        workers, work.gradient_bytes, bandwidth_bytes_per_s=rate, latency_s=0.01
+    )
+    equal(result.iteration_s, work.compute_s + reduce_s)
+
+
+@few
+@given(work=workloads(), workers=st.integers(1, 6), rate=rates)
+def test_all_reduce_with_wait_free_backward(work: Workload, workers: int, rate: float) -> None:
+    options = {"bucket_cap_bytes": 0, "first_bucket_bytes": 0}
+    result = predict(job(work, cluster(rate), workers, "ring", options))
+    comm = [
+        ring_allreduce_s(workers, s, bandwidth_bytes_per_s=rate) if s else 0.0
+        for s in sizes_of(work)
+    ]
+    expected = work.forward_s + wait_free_backward_s(work, comm) + work.optimizer_s
+    equal(result.iteration_s, expected)
+
+
+@few
+@given(work=workloads())
+def test_one_worker_without_server_takes_the_single_device_time(work: Workload) -> None:
+    result = predict(job(work, cluster(1.0, 0.5), 1, "ring"))
+    equal(result.iteration_s, work.compute_s)
+    assert result.exposed_communication_s == pytest.approx(0.0, abs=1e-9)
+
+
+@few
+@given(work=workloads())
+def test_one_worker_with_a_free_server_takes_the_single_device_time(work: Workload) -> None:
+    result = predict(job(work, cluster(1e30), 1, "ps"))
+    equal(result.iteration_s, work.forward_s + work.backward_s)
+
+
+def test_a_slow_data_loader_sets_the_pace() -> None:
+    work = workload([1.0], [2.0], [1.0], data_loading_s=5.0)
+    result = predict(job(work, cluster(1e9), 2, "ring"))
+    equal(result.iteration_s, 5.0)
+    assert result.idle_fraction.by_cause["data"] == pytest.approx(0.4)

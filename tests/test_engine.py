@@ -1,0 +1,180 @@
+"""The engine on graphs small enough to follow by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perfmodel import DeadlockError, InputError
+from perfmodel.engine import makespan, simulate, timeline
+from perfmodel.fairness import fair_rates
+from perfmodel.graph import GraphBuilder, OpGraph
+
+
+def two_ops(lag: int) -> OpGraph:
+    """A cycle of two ops, 3 s and 4 s, each on a device of its own, with ``lag`` tokens."""
+    b = GraphBuilder()
+    slots = b.slots("slot", (2,))
+    ops = b.ops("op", (2,), seconds=[3.0, 4.0], slot=slots)
+    b.edge(ops[0], ops[1])
+    b.edge(ops[1], ops[0], lag=lag)
+    return b.build(device=slots[1:], mark=ops[1:])
+
+
+@pytest.mark.parametrize(("lag", "period"), [(1, 7.0), (2, 4.0), (3, 4.0)])
+def test_more_tokens_overlap_more(lag: int, period: float) -> None:
+    assert simulate(two_ops(lag)).iterations_per_s[0] == pytest.approx(1 / period)
+
+
+def test_a_cycle_without_tokens_is_a_deadlock() -> None:
+    with pytest.raises(DeadlockError, match=r"after 0 iterations: 'op\[0\]', 'op\[1\]' wait"):
+        simulate(two_ops(0))
+
+
+def test_slots_serve_first_come_first_served_and_lower_ids_first() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    late = b.ops("late", (1,), seconds=1.0)
+    ops = b.ops("op", (3,), seconds=2.0, slot=device[0])
+    b.edge(late, ops[:1])
+    graph = b.build(device=device, mark=ops[:1])
+    started = {s.op: s.start_s for s in timeline(graph, iterations=1)}
+    assert [started[int(op)] for op in ops] == [4.0, 0.0, 2.0]
+
+
+def test_a_slot_with_two_places_serves_two() -> None:
+    b = GraphBuilder()
+    threads = b.slots("threads", (1,), capacity=2)
+    ops = b.ops("op", (3,), seconds=2.0, slot=threads[0])
+    assert makespan(b.build(device=threads, mark=ops[:1])) == 4.0
+
+
+def test_latency_delays_what_follows_but_not_the_slot() -> None:
+    b = GraphBuilder()
+    line = b.slots("line", (1,))
+    link = b.links("link", [10.0])
+    sends = b.ops("send", (2,), bytes=10.0, path=link, latency_s=5.0, slot=line[0])
+    after = b.ops("after", (1,))
+    b.edge(sends, after)
+    graph = b.build(device=line, mark=sends[:1])
+    ends = [s.end_s for s in timeline(graph, iterations=1)]
+    assert ends == [1.0, 2.0, 7.0]
+
+
+def test_transfers_share_a_link_equally_and_speed_up_when_one_ends() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    link = b.links("link", [10.0])
+    ops = b.ops("send", (2,), bytes=[10.0, 30.0], path=link)
+    b.edge(ops[1], ops[0], lag=1)
+    ends = [s.end_s for s in timeline(b.build(device=device, mark=ops[:1]), iterations=1)]
+    assert ends == [2.0, 4.0]
+
+
+def test_a_rate_cap_leaves_the_rest_to_others() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    link = b.links("link", [10.0])
+    ops = b.ops("send", (2,), bytes=[10.0, 16.0], path=link, rate_cap_bytes_per_s=[2.0, np.inf])
+    b.edge(ops[0], ops[1], lag=1)
+    spans = timeline(b.build(device=device, mark=ops[:1]), iterations=1)
+    assert {s.op: s.end_s for s in spans} == {0: 5.0, 1: 2.0}
+
+
+def test_max_min_shares_on_two_links() -> None:
+    """Textbook case: flows A over both links, B over the first, C over the second."""
+    links_of = [[0, 1], [0], [1]]
+    routes_on: list[dict[int, None]] = [{0: None, 1: None}, {0: None, 2: None}]
+    rates = fair_rates([0, 1, 2], links_of, [1, 1, 1], [1.0, 2.0], [np.inf] * 3, routes_on)
+    assert rates == {0: 0.5, 1: 0.5, 2: 1.5}
+
+
+def test_three_flows_on_one_route_weigh_three_times() -> None:
+    links_of = [[0], [0]]
+    rates = fair_rates([0, 1], links_of, [3, 1], [8.0], [np.inf] * 2, [{0: None, 1: None}])
+    assert rates == {0: 2.0, 1: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("seconds", -1.0, r"op 'op': seconds must be finite and not negative, got -1"),
+        ("seconds", float("nan"), r"op 'op': seconds must be finite and not negative, got nan"),
+        ("bytes", float("inf"), r"op 'op': bytes must be finite and not negative, got inf"),
+        ("rate_cap_bytes_per_s", 0.0, r"op 'op': rate cap must be positive"),
+    ],
+)
+def test_impossible_work_is_refused(field: str, value: float, message: str) -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    ops = b.ops("op", (1,), **{field: value})
+    with pytest.raises(InputError, match=message):
+        b.build(device=device, mark=ops)
+
+
+def test_a_link_without_capacity_is_refused() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    b.links("link", [0.0])
+    with pytest.raises(InputError, match="capacity must be finite and positive, got 0"):
+        b.build(device=device, mark=b.ops("op", (1,)))
+
+
+def test_a_graph_cannot_be_changed() -> None:
+    graph = two_ops(1)
+    with pytest.raises(ValueError, match="read-only"):
+        graph.op_seconds[0] = 5.0
+
+
+def test_the_hour_of_many_workers_pushing_and_pulling() -> None:
+    """N workers push 62 tensors as they become ready, then pull them; one link each way.
+
+    The makespans were computed by an independent simulator of one fairly shared link.
+    """
+    for workers, expected in ((8, 0.6332018523), (64, 4.7847639343)):
+        assert makespan(_push_pull(workers)) == pytest.approx(expected, rel=1e-9)
+
+
+def _tensors() -> list[int]:
+    """Bytes of the 62 parameter tensors of ResNet-18."""
+    out, channels = [64 * 3 * 49, 64, 64], 64
+    for width in (64, 128, 256, 512):
+        for block in range(2):
+            first = channels if block == 0 else width
+            out += [width * first * 9, width, width, width * width * 9, width, width]
+            if block == 0 and width != 64:
+                out += [width * first, width, width]
+        channels = width
+    return [4 * n for n in [*out, 512_000, 1000]]
+
+
+def _compute_s(worker: int, layer: int, base_s: float, salt: int) -> float:
+    """A mean time with a fixed spread of 20 % that depends on worker, layer and phase."""
+    h = (worker * 2654435761 + layer * 40503 + salt) & 0xFFFFFFFF
+    h = (h ^ (h >> 15)) * 2246822519 & 0xFFFFFFFF
+    h = (h ^ (h >> 13)) & 0xFFFFFFFF
+    return base_s / 62 * (0.8 + 0.4 * h / 2**32)
+
+
+def _push_pull(n: int) -> OpGraph:
+    b = GraphBuilder()
+    device, up, down = (b.slots(label, (n,)) for label in ("device", "up", "down"))
+    out, into = b.links("out", np.full(n, 1.25e9)), b.links("in", np.full(n, 1.25e9))
+    server = b.links("server", [1.25e9, 1.25e9])
+
+    def compute(base_s: float, salt: int) -> np.ndarray:
+        return np.array([[_compute_s(w, la, base_s, salt) for la in range(62)] for w in range(n)])
+
+    forward = b.ops("f", (n, 62), seconds=compute(0.040, 0), slot=device[:, None])
+    backward = b.ops("b", (n, 62), seconds=compute(0.080, 97), slot=device[:, None])
+    pushes = np.stack([out, np.full(n, server[0])], -1)[:, None, :]
+    pulls = np.stack([np.full(n, server[1]), into], -1)[:, None, :]
+    push = b.ops("u", (n, 62), bytes=_tensors()[::-1], path=pushes, slot=up[:, None])
+    pull = b.ops("d", (n, 62), bytes=_tensors(), path=pulls, slot=down[:, None])
+    for chain in (forward, backward, push, pull):
+        b.chain(chain)
+    b.edge(forward[:, -1], backward[:, 0])
+    b.edge(backward, push)
+    b.edge(push[:, -1], pull[:, 0])
+    b.edge(pull[:, -1], forward[:, 0], lag=1)
+    return b.build(device=device, mark=pull[:, -1])
