@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perfmodel.cluster import Cluster, Link, NodeOverride, Server, read_cluster
     from perfmodel.device import Device
     from perfmodel.errors import DeadlockError, InputError, PerfmodelError
-    from perfmodel.job import Jitter, Job, Straggler
+    from perfmodel.job import Jitter, Job, Straggler, read_job
     from perfmodel.prediction import Prediction
     from perfmodel.provenance import Source
     from perfmodel.workload import Profile, Workload, WorkloadLayer, read_profile
@@ -45,6 +45,7 @@ _HOME = {
     "make_job": "api",
     "predict": "api",
     "read_cluster": "cluster",
+    "read_job": "job",
     "read_profile": "workload",
 }
 
@@ -69,6 +70,7 @@ __all__ = [
     "make_job",
     "predict",
     "read_cluster",
+    "read_job",
     "read_profile",
 ]
 

@@ -90,14 +90,14 @@ def cluster(name: str) -> Cluster:
 
 def profile(name_or_path: str | Path) -> Profile:
     """The shipped model of that name, or the workload file at that path."""
-    if isinstance(name_or_path, Path) or _looks_like_path(name_or_path):
+    if isinstance(name_or_path, Path) or files.looks_like_path(name_or_path):
         return read_profile(name_or_path)
     return model(name_or_path)
 
 
 def cluster_or_file(name_or_path: str | Path) -> Cluster:
     """The shipped cluster of that name, or the cluster file at that path."""
-    if isinstance(name_or_path, Path) or _looks_like_path(name_or_path):
+    if isinstance(name_or_path, Path) or files.looks_like_path(name_or_path):
         return clusters_.read_cluster(name_or_path)
     return cluster(name_or_path)
 
@@ -188,10 +188,6 @@ def _file(what: str, name: str, kind: str, ending: str) -> Path:
     if name and "/" not in name and "\\" not in name and path.is_file():
         return path
     raise unknown_name(what, name, _names(kind, ending))
-
-
-def _looks_like_path(text: str) -> bool:
-    return "/" in text or "\\" in text or text.endswith((".json", ".toml"))
 
 
 __all__ = [

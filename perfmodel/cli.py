@@ -51,6 +51,7 @@ def cli() -> None:
 
 
 @cli.command()
+@click.option("--job", metavar="FILE", help="Job file; the flags below override what it says.")
 @click.option("--model", help="Model of the catalogue (see: perfmodel list models).")
 @click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
 @click.option("--device", help="Device the workload's times are for.")
@@ -62,8 +63,8 @@ def cli() -> None:
     "--bandwidth", metavar="10Gbps", callback=_quantity("bytes_per_s"), help="Of every link."
 )
 @click.option("--latency", metavar="50us", callback=_quantity("s"), help="One way, of every link.")
-@click.option("--workers", type=int, default=1, show_default=True, metavar="N")
-@click.option("--arch", default="ps", show_default=True, help="Architecture (perfmodel list).")
+@click.option("--workers", type=int, metavar="N", help="[default: 1]")
+@click.option("--arch", help="Architecture (perfmodel list).  [default: ps]")
 @click.option("--servers", type=int, metavar="N", help="Parameter servers.  [default: 1]")
 @click.option("--sync", metavar="bsp|asp", help="How the parameter server synchronises.")
 @click.option("--overlap/--no-overlap", default=None, help="Communicate during computation.")
@@ -93,7 +94,7 @@ def cli() -> None:
     type=click.Choice(["together", "staggered"]),
     help="Workers begin at once or at random offsets.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, metavar="N", help="Of everything random.  [default: 0]")
 @click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -142,20 +143,37 @@ def show(name: str) -> None:
 
 
 def _job_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of make_job from the command line's."""
+    """Arguments of make_job: those of the job file, then whatever flags were given."""
     from perfmodel.errors import whole_number
+    from perfmodel.job import read_job
 
-    workers = whole_number("--workers", given["workers"])
+    path = given.pop("job")
+    arguments = read_job(path) if path is not None else {}
     batch, whole = given.pop("batch_size"), given.pop("global_batch_size")
+    options = _options(given)
+    for flag, name in (("bandwidth", "bandwidth_bytes_per_s"), ("latency", "latency_s")):
+        given[name] = given.pop(flag)
+    for one, other in (("model", "workload"), ("workload", "model")):
+        if given[one] is not None and given[other] is None:
+            arguments.pop(other, None)
+    arguments |= {name: value for name, value in given.items() if value not in (None, ())}
     if batch is not None and whole is not None:
         raise InputError("--batch-size and --global-batch-size: give one of them")
     if whole is not None:
+        workers = whole_number("--workers", arguments.get("workers", 1))
         whole_number("--global-batch-size", whole)
         if whole % workers:
             raise InputError(
                 f"--global-batch-size: {whole} samples cannot be shared evenly by {workers} workers"
             )
         batch = whole // workers
+    if batch is not None:
+        arguments["batch_size"] = batch
+    return {**arguments, "options": {**arguments.get("options", {}), **options}}
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """The architecture's options from --option and from the flags that stand for one."""
     options: dict[str, Any] = {}
     for text in given.pop("options"):
         key, equals, value = text.partition("=")
@@ -170,28 +188,7 @@ def _job_arguments(given: dict[str, Any]) -> dict[str, Any]:
             if flag in options:
                 raise InputError(f"--{flag} and --option {flag}: give one of them")
             options[flag] = value
-    return {
-        **{
-            name: given[name]
-            for name in (
-                "model",
-                "workload",
-                "device",
-                "precision",
-                "cluster",
-                "arch",
-                "jitter",
-                "stragglers",
-                "start",
-                "seed",
-            )
-        },
-        "batch_size": batch,
-        "bandwidth_bytes_per_s": given["bandwidth"],
-        "latency_s": given["latency"],
-        "workers": workers,
-        "options": options,
-    }
+    return options
 
 
 def _progress() -> AbstractContextManager[Callable[[int, int], None] | None]:

@@ -24,7 +24,7 @@ import numpy as np
 from perfmodel.errors import DeadlockError, PerfmodelError
 from perfmodel.fairness import fair_rates
 from perfmodel.graph import CAUSES, NONE, Floats, OpGraph, block_of
-from perfmodel.noise import Factors, offset
+from perfmodel.noise import Factors, offsets
 
 _OP_ENDS, _TOKENS_ARRIVE, _FLOW_STARTS, _FLOWS_END = range(4)
 _HISTORY = 4
@@ -82,8 +82,8 @@ def simulate(
     graph: OpGraph,
     *,
     seed: int = 0,
-    warmup: int = 5,
-    rounds: int = 20,
+    warmup: int = 20,
+    rounds: int = 30,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measures:
     """Run ``graph`` and measure it once it has settled.
@@ -191,12 +191,13 @@ class _Run:
         self._init_groups()
         self._init_probes()
         self.reset()
+        late_by = offsets(seed, graph.n_groups)
         for op in range(n):
             if not self.missing[op]:
                 delay = graph.op_stagger_s[op]
                 if delay > 0.0:
                     self.missing[op] = 1
-                    late = float(delay) * offset(seed, int(graph.op_group[op]))
+                    late = float(delay) * late_by[int(graph.op_group[op])]
                     heapq.heappush(self.events, (late, _TOKENS_ARRIVE, NONE - 1 - op, 0))
                 else:
                     self._ready(op, NONE)

@@ -85,6 +85,11 @@ def write(path: str | Path, data: bytes) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
+def looks_like_path(text: str) -> bool:
+    """Whether text names a file rather than something in the catalogue."""
+    return "/" in text or "\\" in text or text.endswith((".json", ".toml"))
+
+
 def _toml(data: bytes) -> Any:
     import tomllib
 

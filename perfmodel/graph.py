@@ -85,7 +85,8 @@ class OpGraph:
     op_latency_s : delay between an op's end, which frees its slot, and its successors' start.
     op_noise : whether the group's random factor of the iteration applies to ``op_seconds``.
     op_cause : index into CAUSES.
-    op_stagger_s : the first instance is held back by a random part of this (s), by group.
+    op_stagger_s : the first instance is held back by a random part of this (s); the parts of the
+        groups are spread evenly over [0, 1).
     probe_open, probe_close : ops; the probe runs from iteration i-lag of the open op (its end, or
         when it became ready, as ``probe_at_ready`` says) to the end of iteration i of the close op.
     probe_counter : index of the counter that the close op raises, or NONE; the rise of the

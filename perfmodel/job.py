@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from perfmodel import files
 from perfmodel.cluster import Cluster
 from perfmodel.errors import InputError, number, unknown_name, whole_number
 from perfmodel.provenance import Assumption
 from perfmodel.workload import Workload
+
+SCHEMA = "perfmodel.job/1"
 
 JITTER_KINDS = ("lognormal", "gamma")
 
@@ -131,3 +135,54 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Whether two seeds can give two results."""
         jittered = self.jitter is not None and self.jitter.cv > 0.0
         return jittered or (self.start == "staggered" and self.workers > 1)
+
+
+class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a job file holds (schema ``perfmodel.job/1``): the arguments of a job, by name.
+
+    ``model`` names a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name
+    or a file; files are found relative to the job file. ``jitter`` is text such as
+    "lognormal:0.1", ``options`` those of the architecture. What is left out takes its default.
+    """
+
+    schema: Literal["perfmodel.job/1"] = "perfmodel.job/1"
+    model: str | None = None
+    workload: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    batch_size: int | None = None
+    cluster: str | None = None
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    workers: int | None = None
+    arch: str | None = None
+    options: dict[str, Any] = {}
+    jitter: str | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    start: Start | None = None
+    seed: int | None = None
+
+
+def read_job(path: str | Path) -> dict[str, Any]:
+    """Read a job file as arguments for :func:`perfmodel.make_job`, without those left out.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.files.read`; also for an unreadable ``jitter``.
+    """
+    path = Path(path)
+    found = files.read(path, JobFile, SCHEMA)
+    values = {
+        name: getattr(found, name)
+        for name in found.__struct_fields__
+        if name != "schema" and getattr(found, name) not in (None, (), {})
+    }
+    if found.jitter is not None:
+        try:
+            values["jitter"] = Jitter.parse(found.jitter)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+    for name in ("workload", "cluster"):
+        if name in values and files.looks_like_path(values[name]):
+            values[name] = path.parent / values[name]
+    return values

@@ -16,9 +16,15 @@ def _generator(seed: int, purpose: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, purpose, stream])))
 
 
-def offset(seed: int, stream: int) -> float:
-    """A number in [0, 1): the part of its stagger by which stream ``stream`` starts late."""
-    return float(_generator(seed, _OFFSETS, stream).random())
+def offsets(seed: int, count: int) -> list[float]:
+    """Random parts in [0, 1) by which ``count`` streams start late, spread evenly.
+
+    One falls in each of ``count`` equal intervals, in random order (Latin hypercube sampling:
+    McKay, Beckman, Conover, Technometrics 21(2), 1979, doi 10.2307/1268522).
+    """
+    generator = _generator(seed, _OFFSETS, 0)
+    spread = (generator.permutation(count) + generator.random(count)) / max(count, 1)
+    return [float(part) for part in spread]
 
 
 class Factors:

@@ -46,7 +46,7 @@ def prediction(p: Prediction) -> None:
     table.add_row(
         "throughput",
         f"{p.throughput_samples_per_s:.5g} samples/s",
-        f"± {ci:.1%} (95 % confidence)" if ci else "exact for this model of the job",
+        f"± {ci:.1%} (95 % confidence)" if ci else "deterministic",
     )
     table.add_row(
         "iteration", quantity(p.iteration_s, "s"), f"of which {quantity(p.compute_s, 's')} compute"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import inspect
 import io
 import os
 import re
@@ -27,7 +28,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perfmodel import InputError, architectures, cli, files
+from perfmodel import InputError, Source, api, architectures, cli, engine, files
 from perfmodel.cluster import SCHEMA as CLUSTER_SCHEMA
 from perfmodel.cluster import Cluster
 from perfmodel.device import SCHEMA as DEVICE_SCHEMA
@@ -228,8 +229,18 @@ def test_reference_pages_are_complete() -> None:
     assert [name for name in architectures.names() if f"\n## {name}\n" not in text] == []
     assert _missing("json-output.md", _fields(Prediction)) == []
     assert _missing("workload-file.md", _fields(Profile)) == []
-    assert _missing("cluster-file.md", _fields(Cluster)) == []
-    assert _missing("device-file.md", _fields(Device)) == []
+    described = set(_fields(Source))  # in workload-file.md, to which the others link
+    assert _missing("cluster-file.md", [f for f in _fields(Cluster) if f not in described]) == []
+    assert _missing("device-file.md", [f for f in _fields(Device) if f not in described]) == []
+
+
+def test_the_lengths_of_runs_are_as_described() -> None:
+    text = (ROOT / "docs" / "explanation" / "one-idea.md").read_text(encoding="utf-8")
+    lengths = {n: p.default for n, p in inspect.signature(engine.simulate).parameters.items()}
+    warmup, rounds = lengths["warmup"], lengths["rounds"]
+    assert f"{engine._PERIODIC_ROUNDS} rounds are dropped and {rounds} measured" in text
+    assert f"{warmup} rounds are dropped and {rounds} measured" in text
+    assert f"In each of {api.REPLICATIONS}\nruns" in text
 
 
 def test_canary_a_missing_option_is_seen() -> None:
