@@ -116,6 +116,7 @@ def predict(as_json: bool, trace: str | None, **given: Any) -> None:
         import json
 
         files.write(trace, json.dumps(prediction.to_chrome_trace()).encode())
+        click.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
     if as_json:
         click.echo(prediction.to_json())
     else:

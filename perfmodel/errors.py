@@ -22,9 +22,17 @@ def nearest(given: str, allowed: Iterable[str]) -> str | None:
     """The allowed name most like ``given``, or None when nothing is close."""
     import difflib  # only ever needed on the way to an error
 
-    names = {name.lower(): name for name in allowed}
-    found = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
-    return names[found[0]] if found else None
+    choices = list(allowed)
+    names: dict[str, str] = {}
+    for name in choices:
+        names.setdefault(name.lower(), name)
+    if given.lower() in names:  # only letter case is wrong
+        return names[given.lower()]
+    found = difflib.get_close_matches(given, choices, n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    folded = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    return names[folded[0]] if folded else None
 
 
 def unknown_name(what: str, given: str, allowed: Iterable[str]) -> InputError:

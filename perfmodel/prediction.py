@@ -43,7 +43,11 @@ class Staleness(msgspec.Struct, frozen=True):
 
 
 class ClockGap(msgspec.Struct, frozen=True):
-    """Iterations by which the fastest worker is ahead of the slowest: mean over time, maximum."""
+    """Iterations by which the fastest worker is ahead of the slowest: mean over time, maximum.
+
+    Where nothing bounds it (asynchronous workers of different speed) it grows with the length of
+    the run, here that of the simulation.
+    """
 
     mean: float
     max: int

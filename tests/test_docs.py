@@ -33,6 +33,8 @@ from perfmodel.cluster import SCHEMA as CLUSTER_SCHEMA
 from perfmodel.cluster import Cluster
 from perfmodel.device import SCHEMA as DEVICE_SCHEMA
 from perfmodel.device import Device
+from perfmodel.job import SCHEMA as JOB_SCHEMA
+from perfmodel.job import JobFile
 from perfmodel.prediction import Prediction
 from perfmodel.workload import SCHEMA as WORKLOAD_SCHEMA
 from perfmodel.workload import Profile
@@ -40,7 +42,12 @@ from perfmodel.workload import Profile
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"
-KINDS = {WORKLOAD_SCHEMA: Profile, CLUSTER_SCHEMA: Cluster, DEVICE_SCHEMA: Device}
+KINDS = {
+    WORKLOAD_SCHEMA: Profile,
+    CLUSTER_SCHEMA: Cluster,
+    DEVICE_SCHEMA: Device,
+    JOB_SCHEMA: JobFile,
+}
 
 BLOCK = re.compile(
     r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S
@@ -195,6 +202,7 @@ def test_input_files_shown_can_be_read() -> None:
     assert found["own-model.md"] >= 2
     assert found["own-cluster.md"] >= 2
     assert found["device-file.md"] >= 1
+    assert found["job-file.md"] >= 1
 
 
 def test_canary_a_wrong_input_file_is_seen() -> None:
@@ -229,6 +237,7 @@ def test_reference_pages_are_complete() -> None:
     assert [name for name in architectures.names() if f"\n## {name}\n" not in text] == []
     assert _missing("json-output.md", _fields(Prediction)) == []
     assert _missing("workload-file.md", _fields(Profile)) == []
+    assert _missing("job-file.md", _fields(JobFile)) == []
     described = set(_fields(Source))  # in workload-file.md, to which the others link
     assert _missing("cluster-file.md", [f for f in _fields(Cluster) if f not in described]) == []
     assert _missing("device-file.md", [f for f in _fields(Device) if f not in described]) == []

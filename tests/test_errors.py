@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perfmodel import architectures, catalogue
@@ -37,8 +38,6 @@ def options_of(name: str) -> str:
 
 def choices_of(name: str, option: str) -> str:
     """The words an option allows, as its type says them."""
-    import msgspec
-
     field = next(
         f for f in msgspec.structs.fields(architectures.find(name)[0].options) if f.name == option
     )
@@ -50,7 +49,6 @@ def choices_of(name: str, option: str) -> str:
 ARGUMENTS = {
     # names
     "predict --model resnte18": f"unknown model 'resnte18'; did you mean 'resnet18'? (known: {MODELS})",
-    "predict --model resnet18.": f"unknown model 'resnet18.'; did you mean 'resnet18'? (known: {MODELS})",
     "predict --model zzz": f"unknown model 'zzz' (known: {MODELS})",
     f"predict --model {'z' * 500}": f"unknown model '{'z' * 500}' (known: {MODELS})",
     f"{JOB} --arch rnig": f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
@@ -98,8 +96,8 @@ ARGUMENTS = {
     f"{JOB} --latency -50us": "--latency: must be at least 0, got -50",
     f"{JOB} --latency 50Gbps": "--latency: unit 'Gbps' does not fit in '50Gbps' (like 50us or 1.5ms)",
     # workers and what differs among them
-    f"{JOB} --workers 0": "--workers: must be at least 1, got 0",
-    f"{JOB} --workers -3": "--workers: must be at least 1, got -3",
+    f"{JOB} --workers 0": "workers: must be at least 1, got 0",
+    f"{JOB} --workers -3": "workers: must be at least 1, got -3",
     f"{JOB} --jitter -0.1": "jitter: must be at least 0, got -0.1",
     f"{JOB} --jitter nan": "jitter: expected a finite number, got nan",
     f"{JOB} --jitter abc":
@@ -111,7 +109,7 @@ ARGUMENTS = {
     f"{JOB} --straggler 1:0": "straggler factor: must be more than 0, got 0",
     f"{JOB} --straggler 1:2 --straggler 1:3": "straggler 1: given twice",
     f"{JOB} --seed -1": "seed: must be at least 0, got -1",
-    f"{JOB} --cluster {INPUTS / 'valid' / 'cluster.toml'}":
+    f"{JOB} --cluster valid/cluster.toml":
         "workers: 8 do not fit on cluster 'mixed' (3 nodes x 2 devices)",
     # batches and epochs
     f"{JOB} --batch-size 0": "batch_size: must be at least 1, got 0",
@@ -151,6 +149,10 @@ TIMING_KEYS = (
 CLUSTER_KEYS = (
     "schema, name, title, nic, nodes, devices_per_node, intra_node, core_oversubscription, "
     "cpu_cores, server, overrides, source"
+)
+JOB_KEYS = (
+    "schema, model, workload, device, precision, batch_size, cluster, bandwidth_bytes_per_s, "
+    "latency_s, workers, arch, options, jitter, stragglers, start, seed"
 )
 ONE_DEGREE = "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
 
@@ -235,6 +237,18 @@ FILES = {
     "override_speed.toml": "overrides[0]: speed: must be more than 0, got 0",
     "override_node.toml": "overrides: there is no node 3 (0 to 2)",
     "override_twice.toml": "overrides: node 1 is given twice",
+    # jobs
+    "job_key_unknown.toml": f"unknown key 'worker'; did you mean 'workers'? (allowed: {JOB_KEYS})",
+    "job_jitter.toml": "unknown jitter distribution 'weibull' (known: gamma, lognormal)",
+    "job_jitter_number.toml": "jitter: expected `str | null`, got `float`",
+    "job_straggler.toml": "stragglers[0]: straggler factor: must be more than 0, got 0",
+    "job_straggler_extra.toml":
+        "stragglers[0]: unknown key 'extra' (allowed: worker, factor)",
+    "job_start.toml": "start: expected one of staggered, together, got 'soon'",
+    "job_seed.toml": "seed: expected `int | null`, got `str`",
+    "job_bandwidth.toml":
+        "bandwidth_bytes_per_s: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
+        "(like 10Gbps or 1.25GB/s)",
 }
 
 
@@ -266,12 +280,9 @@ def message(code: object, out: str, err: str) -> str:
 
 @pytest.mark.parametrize("arguments", ARGUMENTS)
 def test_wrong_arguments(
-    arguments: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(INPUTS)
     assert message(*run(monkeypatch, capsys, arguments.split())) == ARGUMENTS[arguments]
 
 
@@ -306,10 +317,12 @@ def test_right_file(
 
 
 def predict_with(path: Path) -> list[str]:
-    """A command line for a file of the corpus; clusters are TOML or say so in their name."""
-    if path.suffix == ".toml" and not path.stem.startswith("coarse") or path.stem == "cluster":
-        return ["predict", "--model", "resnet18", "--cluster", str(path)]
-    return ["predict", "--workload", str(path)]
+    """A command line for a file of the corpus; TOML files are clusters unless named otherwise."""
+    if path.stem.startswith("job"):
+        return ["predict", "--job", str(path)]
+    if path.stem.startswith("coarse") or (path.suffix == ".json" and path.stem != "cluster"):
+        return ["predict", "--workload", str(path)]
+    return ["predict", "--model", "resnet18", "--cluster", str(path)]
 
 
 def test_name_with_a_line_break_stays_on_one_line(

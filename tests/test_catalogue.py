@@ -1,0 +1,91 @@
+"""The shipped profiles are what they say they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel import InputError, catalogue, make_job, predict
+
+PARAMETERS = {
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "vgg16": 138_357_544,
+    "alexnet": 61_100_840,
+    "inception_v1": 6_624_904,
+}
+"""Published by torchvision (inception_v1: googlenet without auxiliary heads)."""
+
+TENSORS = {"resnet18": 62, "resnet50": 161, "vgg16": 32, "alexnet": 16, "inception_v1": 173}
+GPUS = ["a100", "h100", "k80", "p100", "t4", "titan-v", "v100"]
+
+
+def test_the_catalogue_has_what_the_readme_promises() -> None:
+    assert set(PARAMETERS) <= set(catalogue.model_names())
+    assert set(GPUS) <= set(catalogue.device_names())
+    assert catalogue.DEFAULT_CLUSTER in catalogue.cluster_names()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    profile = catalogue.model(name)
+    assert profile.parameter_bytes == 4 * PARAMETERS[name]
+    assert sum(len(layer.tensors) for layer in profile.layers) == TENSORS[name]
+
+
+@pytest.mark.parametrize("name", catalogue.model_names())
+def test_every_timing_says_where_it_comes_from(name: str) -> None:
+    profile = catalogue.model(name)
+    for timing in profile.timings:
+        assert timing.source.text
+        if timing.source.kind == "published":
+            assert timing.source.url
+            assert not timing.per_layer, "nobody published times per layer"
+        else:
+            assert timing.source.kind == "measured"
+            assert timing.per_layer
+    assert any(t.per_layer for t in profile.timings), "no model without measured layers"
+
+
+@pytest.mark.parametrize("name", catalogue.model_names())
+@pytest.mark.parametrize("device", GPUS)
+def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) -> None:
+    w = catalogue.workload(catalogue.model(name), device_name=device, batch_size=32)
+    assert w.quality == "estimated"
+    assert w.source.kind in ("published", "estimated")
+    assert 1e-4 < w.compute_s < 10.0
+    assert min(min(la.forward_s, la.backward_s) for la in w.layers) >= 0.0
+
+
+def test_published_throughput_is_met_by_one_device() -> None:
+    for name in catalogue.model_names():
+        profile = catalogue.model(name)
+        for timing in profile.timings:
+            if timing.source.kind == "published":
+                job = make_job(
+                    model=name,
+                    device=timing.device,
+                    precision=timing.precision,
+                    batch_size=timing.batch_size,
+                    workers=1,
+                    arch="ring",
+                )
+                rate = predict(job).throughput_samples_per_s
+                assert rate == pytest.approx(timing.samples_per_s, rel=1e-9)
+
+
+def test_measured_cpu_profile_is_the_default_and_is_called_measured() -> None:
+    result = predict(make_job(model="resnet18"))
+    assert (result.quality, result.device) == ("measured", "cpu-epyc-2core")
+
+
+def test_every_cluster_loads_and_every_device_has_a_source() -> None:
+    for name in catalogue.cluster_names():
+        assert catalogue.cluster(name).source.text
+    for name in catalogue.device_names():
+        assert catalogue.device(name).source.text
+
+
+@pytest.mark.parametrize("name", ["../x", "", "resnet18.json/", "models/resnet18"])
+def test_names_cannot_leave_the_catalogue(name: str) -> None:
+    with pytest.raises(InputError, match="unknown model"):
+        catalogue.model(name)

@@ -1,0 +1,195 @@
+"""Imports among the package's modules go one way, from the command line down to the errors."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import perfmodel
+
+PACKAGE = Path(perfmodel.__file__).parent
+
+ORDER: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("units", "provenance"),
+    ("files",),
+    ("workload",),
+    ("device", "cluster"),
+    ("catalogue", "job"),
+    ("graph",),
+    ("noise", "fairness"),
+    ("costs", "buckets"),
+    ("architectures",),
+    ("architectures._parts",),
+    ("engine", "architectures.*"),
+    ("prediction",),
+    ("explain",),
+    ("api",),
+    ("report",),
+    ("profiler",),
+    ("cli",),
+    ("__main__",),
+)
+"""Lowest first: a module imports from lower rows only, never from its own row."""
+
+ONLY: Mapping[str, frozenset[str]] = {
+    # what measures a model knows of inputs, not of predictions
+    "profiler": frozenset({"errors", "files", "workload", "provenance"}),
+}
+NEVER: Mapping[str, frozenset[str]] = {
+    # the engine runs any op graph, the architectures only draw them
+    "engine": frozenset({"architectures", "architectures._parts"}),
+}
+FACADE_NAMES = frozenset({"__version__"})
+"""All that modules may take from the package itself; the rest they take where it is defined."""
+
+
+def rank(module: str) -> int | None:
+    """Row of a module (named without the package), None when it has none."""
+    parent = module.rpartition(".")[0]
+    for row, names in enumerate(ORDER):
+        if module in names:
+            return row
+    for row, names in enumerate(ORDER):
+        if parent and f"{parent}.*" in names:
+            return row
+    return None
+
+
+def imports(source: str, module: str, modules: frozenset[str]) -> list[tuple[int, str]]:
+    """Line and target of each import of the package's own names, wherever in the file it stands.
+
+    A target is a module without the package's name; "" is the package, "?name" a name that is
+    taken from the package but is not a module.
+    """
+    found: list[tuple[int, str]] = []
+    inside = module in {m.rpartition(".")[0] for m in modules}  # module is itself a package
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                package, _, rest = alias.name.partition(".")
+                if package == "perfmodel":
+                    found.append((node.lineno, rest))
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = ["perfmodel", *filter(None, module.split("."))]
+                here = here[: len(here) - node.level + (inside or not module)]
+                base = ".".join([*here, *filter(None, [base])])
+            package, _, rest = base.partition(".")
+            if package != "perfmodel":
+                continue
+            for alias in node.names:
+                name = f"{rest}.{alias.name}" if rest else alias.name
+                if name in modules:
+                    found.append((node.lineno, name))
+                else:
+                    found.append((node.lineno, rest or f"?{alias.name}"))
+    return found
+
+
+def violations(sources: Mapping[str, str]) -> list[str]:
+    """Imports that break the order, by module name without the package."""
+    modules = frozenset(sources)
+    found = []
+    for module, source in sources.items():
+        own = rank(module)
+        if own is None:
+            found.append(f"{module}: not in the order of the layers")
+            continue
+        for line, target in imports(source, module, modules):
+            said = f"{module}:{line}"
+            if target.startswith("?") or not target:
+                if target.removeprefix("?") not in FACADE_NAMES:
+                    found.append(f"{said} imports {target[1:] or 'perfmodel'} through the package")
+                continue
+            other = rank(target)
+            if other is None:
+                found.append(f"{said} imports {target}, which is not in the order of the layers")
+            elif other >= own or target in NEVER.get(module, ()):
+                found.append(f"{said} imports {target}, which is not below it")
+            elif module in ONLY and target not in ONLY[module]:
+                found.append(f"{said} imports {target}, which is more than it may know")
+    return found
+
+
+def package_sources() -> dict[str, str]:
+    """Source of each module but the package's own file, which imports lazily from all of them."""
+    sources = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        if parts:
+            sources[".".join(parts)] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def test_imports_go_down() -> None:
+    assert violations(package_sources()) == []
+
+
+def test_the_order_names_no_module_that_is_gone() -> None:
+    listed = {name for names in ORDER for name in names if not name.endswith(".*")}
+    assert listed - set(package_sources()) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("units", "from perfmodel.api import predict", "units:1 imports api, which is not below"),
+        ("job", "import perfmodel.catalogue", "job:1 imports catalogue, which is not below"),
+        ("job", "from perfmodel import catalogue", "job:1 imports catalogue, which is not below"),
+        ("job", "from . import catalogue", "job:1 imports catalogue, which is not below"),
+        ("job", "from .catalogue import model", "job:1 imports catalogue, which is not below"),
+        ("job", "from perfmodel import Cluster", "job:1 imports Cluster through the package"),
+        ("job", "import perfmodel", "job:1 imports perfmodel through the package"),
+        ("job", "def f():\n    from perfmodel import api", "job:2 imports api, which is not"),
+        (
+            "graph",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import perfmodel.engine as e",
+            "graph:3 imports engine, which is not below",
+        ),
+        ("engine", "from perfmodel import architectures", "engine:1 imports architectures, which"),
+        ("engine", "from .architectures import ps", "engine:1 imports architectures.ps, which"),
+        ("architectures.ps", "import perfmodel.engine", "architectures.ps:1 imports engine, which"),
+        (
+            "architectures.ps",
+            "from perfmodel.architectures import allreduce",
+            "architectures.ps:1 imports architectures.allreduce, which is not below",
+        ),
+        (
+            "architectures.ps",
+            "from .allreduce import build",
+            "architectures.ps:1 imports architectures.allreduce, which is not below",
+        ),
+        (
+            "architectures",
+            "from . import ps",
+            "architectures:1 imports architectures.ps, which is not below",
+        ),
+        ("profiler", "from perfmodel import job", "profiler:1 imports job, which is more than it"),
+        ("brand_new", "", "brand_new: not in the order of the layers"),
+        ("cli", "import perfmodel.brand_new", "cli:1 imports brand_new, which is not in the order"),
+    ],
+)
+def test_canary_a_planted_import_is_reported(module: str, source: str, expected: str) -> None:
+    found = violations({**dict.fromkeys(package_sources(), ""), module: source})
+    assert [text[: len(expected)] for text in found] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("job", "from perfmodel.cluster import Cluster"),
+        ("provenance", "from perfmodel import __version__"),
+        ("architectures.ps", "from . import _parts, Architecture"),
+        ("architectures.ps", "from perfmodel.architectures._parts import add_workers"),
+        ("profiler", "from . import workload"),
+    ],
+)
+def test_canary_an_allowed_import_is_not_reported(module: str, source: str) -> None:
+    assert violations({**dict.fromkeys(package_sources(), ""), module: source}) == []

@@ -1,0 +1,123 @@
+"""What a prediction holds beside its headline: time to train, memory, words, trace, frame."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfmodel import InputError, Jitter, NodeOverride, Straggler, make_job, predict
+from perfmodel.prediction import percentile
+from tests.jobs import cluster, job, workload
+
+WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
+
+
+def test_epochs_are_whole_iterations() -> None:
+    result = predict(job(WORK, cluster(), 2, "ps"), dataset_size=81, epochs=3)
+    assert result.iteration_s == 14.0
+    training = result.training
+    assert training.iterations_per_epoch == 11
+    assert training.epoch_s == pytest.approx(11 * 14.0)
+    assert training.training_s == pytest.approx(3 * 11 * 14.0)
+
+
+def test_epochs_need_a_dataset() -> None:
+    with pytest.raises(InputError, match="epochs: needs dataset_size too"):
+        predict(job(WORK, cluster(), 2, "ps"), epochs=3)
+
+
+def test_the_bottleneck_moves_from_the_network_to_computation() -> None:
+    slow = predict(job(WORK, cluster(1.0), 2, "ps")).bottleneck
+    fast = predict(job(WORK, cluster(1e6), 2, "ps")).bottleneck
+    assert "server 0" in slow.resource
+    assert fast.resource.startswith("device")
+    assert fast.share > 0.99
+    assert fast.text.startswith("computation on the workers' devices takes 100%")
+
+
+def test_the_bottleneck_can_be_the_server_or_latency() -> None:
+    where = cluster(1e6, update_per_tensor_s=10.0)
+    assert predict(job(WORK, where, 3, "ps")).bottleneck.resource == "update threads of server 0"
+    far = predict(job(WORK, cluster(1e6, 30.0), 2, "ring")).bottleneck
+    assert far.resource == "latency"
+
+
+def test_the_bottleneck_names_the_straggler_and_the_slow_link() -> None:
+    lame = predict(job(WORK, cluster(1e6), 3, "ring", stragglers=[Straggler(1, 5.0)]))
+    assert lame.bottleneck.resource == "device of worker 1"
+    override = cluster(10.0, overrides=(NodeOverride(1, cluster(0.1).nic),))
+    assert "node 1" in predict(job(WORK, override, 3, "ps")).bottleneck.resource
+
+
+def test_critical_shares_of_a_compute_bound_ring_add_up() -> None:
+    result = predict(job(WORK, cluster(3.0), 2, "ring", {"overlap": False}))
+    assert result.bottleneck.share == pytest.approx(4.0 / 5.0)
+
+
+def test_utilisation_of_links_servers_and_workers() -> None:
+    result = predict(job(WORK, cluster(update_per_tensor_s=0.5), 2, "ps", {"overlap": False}))
+    period = result.iteration_s
+    assert result.utilisation.workers["worker 0"] == pytest.approx(4.0 / period)
+    assert result.utilisation.servers["update threads of server 0"] == pytest.approx(2.0 / period)
+    assert result.utilisation.links["link into node 2 (server 0)"] == pytest.approx(6.0 / period)
+    assert result.utilisation.links["link out of node 0"] == pytest.approx(3.0 / period)
+
+
+def test_memory_counts_parameters_gradients_optimizer_and_activations() -> None:
+    ring = predict(make_job(model="resnet18", arch="ring", workers=2)).memory
+    ps = predict(make_job(model="resnet18", arch="ps", workers=2)).memory
+    parameters = 4 * 11_689_512
+    assert ring.worker_bytes - ps.worker_bytes == parameters  # momentum lives on the server
+    assert ps.server_bytes >= 3 * parameters
+    assert ring.server_bytes is None
+
+
+def test_too_large_a_batch_is_noted() -> None:
+    job_ = make_job(model="vgg16", device="v100", arch="ring", batch_size=2000)
+    assert "more than the 17.18 GB of v100" in predict(job_).notes[0]
+
+
+def test_a_trace_has_a_process_per_node_and_a_thread_per_resource() -> None:
+    trace = predict(job(WORK, cluster(), 2, "ps")).to_chrome_trace()
+    json.dumps(trace)
+    events = trace["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    threads = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
+    }
+    assert {"node 0", "node 1", "node 2"} <= set(names.values())
+    assert {e["args"]["iteration"] for e in spans} == {2, 3}
+    assert all((e["pid"], e["tid"]) in threads for e in spans)
+    forward = next(e for e in spans if e["name"] == "forward worker 1, layer0")
+    assert forward["dur"] == pytest.approx(1e6)
+    assert threads[forward["pid"], forward["tid"]] == "device of worker 1"
+
+
+def test_a_frame_has_a_row_per_worker() -> None:
+    result = predict(job(WORK, cluster(), 3, "ps", jitter=Jitter(0.2)))
+    frame = result.to_frame()
+    assert list(frame["worker"]) == [0, 1, 2]
+    assert frame["idle_fraction"].mean() == pytest.approx(result.idle_fraction.mean)
+    assert frame.attrs["iteration_s"] == result.iteration_s
+
+
+def test_percentiles_of_counts() -> None:
+    counts = {0: 50, 1: 40, 9: 10}
+    assert [percentile(counts, q) for q in (0.5, 0.51, 0.9, 0.91, 1.0)] == [0, 1, 1, 9, 9]
+
+
+def test_clock_gap_of_a_free_running_straggler_grows() -> None:
+    lame = job(
+        WORK,
+        cluster(1e6),
+        2,
+        "ps",
+        {"sync": "asp"},
+        stragglers=[Straggler(0, 2.0)],
+        start="staggered",
+    )
+    assert predict(lame).clock_gap.max > 10
+    equal = job(WORK, cluster(1e6), 2, "ps")
+    assert predict(equal).clock_gap.max == 0

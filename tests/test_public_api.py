@@ -1,0 +1,286 @@
+"""What programs rely on: the names of the package and the keys of a prediction's JSON."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from typing import Any, NoReturn
+
+import pytest
+from click.testing import CliRunner
+
+import perfmodel
+from perfmodel.cli import cli
+from perfmodel.graph import CAUSES
+
+NAMES = [
+    "Cluster",
+    "DeadlockError",
+    "Device",
+    "InputError",
+    "Jitter",
+    "Job",
+    "Link",
+    "NodeOverride",
+    "PerfmodelError",
+    "Prediction",
+    "Profile",
+    "Server",
+    "Source",
+    "Straggler",
+    "Workload",
+    "WorkloadLayer",
+    "__version__",
+    "build_graph",
+    "make_job",
+    "predict",
+    "read_cluster",
+    "read_job",
+    "read_profile",
+]
+
+NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
+NOTHING = (type(None),)
+NUMBERS_BY_NAME = {"*": NUMBER}
+"""A mapping with keys of the job's own, such as names of links."""
+LINK = {"bandwidth_bytes_per_s": NUMBER, "latency_s": NUMBER, "efficiency": NUMBER}
+SOURCE = {"kind": TEXT, "text": TEXT, "url": TEXT + NOTHING, "date": TEXT + NOTHING}
+
+PREDICTION: dict[str, Any] = {
+    "schema": TEXT,
+    "model": TEXT,
+    "device": TEXT,
+    "quality": TEXT,
+    "architecture": TEXT,
+    "workers": WHOLE,
+    "batch_size": WHOLE,
+    "global_batch_size": WHOLE,
+    "throughput_samples_per_s": NUMBER,
+    "throughput_ci_fraction": NUMBER,
+    "iteration_s": NUMBER,
+    "compute_s": NUMBER,
+    "exposed_communication_s": NUMBER,
+    "idle_fraction": {"mean": NUMBER, "per_worker": [NUMBER], "by_cause": NUMBERS_BY_NAME},
+    "staleness": {
+        "mean": NUMBER,
+        "p50": WHOLE,
+        "p90": WHOLE,
+        "max": WHOLE,
+        "per_worker": [NUMBER],
+        "histogram": NUMBERS_BY_NAME,
+    },
+    "clock_gap": {"mean": NUMBER, "max": WHOLE},
+    "operation_s": NUMBERS_BY_NAME,
+    "updates_per_s": NUMBER,
+    "utilisation": {
+        "workers": NUMBERS_BY_NAME,
+        "servers": NUMBERS_BY_NAME,
+        "links": NUMBERS_BY_NAME,
+    },
+    "memory": {
+        "worker_bytes": NUMBER,
+        "server_bytes": NUMBER + NOTHING,
+        "device_bytes": NUMBER + NOTHING,
+    },
+    "bottleneck": {"resource": TEXT, "share": NUMBER, "text": TEXT},
+    "training": {
+        "dataset_size": WHOLE,
+        "epochs": WHOLE,
+        "iterations_per_epoch": WHOLE,
+        "epoch_s": NUMBER,
+        "training_s": NUMBER,
+    },
+    "notes": [TEXT],
+    "assumptions": [
+        {"name": TEXT, "value": (str, int, float, bool, type(None)), "unit": TEXT, "source": TEXT}
+    ],
+    "provenance": {
+        "perfmodel": TEXT,
+        "python": TEXT,
+        "numpy": TEXT,
+        "seed": WHOLE,
+        "inputs": {
+            "workload": {
+                "name": TEXT,
+                "device": TEXT,
+                "batch_size": WHOLE,
+                "precision": TEXT,
+                "source": SOURCE,
+            },
+            "cluster": {
+                "schema": TEXT,
+                "name": TEXT,
+                "title": TEXT,
+                "nic": LINK,
+                "nodes": WHOLE + NOTHING,
+                "devices_per_node": WHOLE,
+                "intra_node": NOTHING,
+                "core_oversubscription": NUMBER + NOTHING,
+                "cpu_cores": WHOLE + NOTHING,
+                "server": {
+                    "placement": TEXT,
+                    "update_per_tensor_s": NUMBER,
+                    "update_per_byte_s": NUMBER,
+                    "threads": WHOLE,
+                },
+                "overrides": [{"node": WHOLE, "nic": LINK, "speed": NUMBER}],
+                "source": SOURCE,
+            },
+            "workers": WHOLE,
+            "architecture": TEXT,
+            "options": {"*": (str, int, float, bool, type(None))},
+            "jitter": {"cv": NUMBER, "kind": TEXT},
+            "stragglers": [{"worker": WHOLE, "factor": NUMBER}],
+            "start": TEXT,
+        },
+    },
+}
+
+JOBS = {
+    "deterministic": ["--arch", "ps", "--workers", "3"],
+    "random": ["--arch", "ps", "--workers", "3", "--sync", "asp", "--jitter", "0.2",
+               "--straggler", "1:1.5", "--seed", "7"],
+    "without servers": ["--arch", "ring", "--workers", "4", "--straggler", "0:2"],
+    "alone": ["--workers", "1"],
+}
+
+
+def differences(value: Any, shape: Any, place: str = "") -> list[str]:
+    """Where a JSON value departs from a shape; key order counts."""
+    if isinstance(shape, tuple):
+        if isinstance(value, bool) and bool not in shape:
+            return [f"{place}: bool"]
+        return [] if isinstance(value, shape) else [f"{place}: {type(value).__name__}"]
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return [f"{place}: {type(value).__name__}"]
+        return [d for i, item in enumerate(value)
+                for d in differences(item, shape[0], f"{place}[{i}]")]
+    if not isinstance(value, dict):
+        return [f"{place}: {type(value).__name__}"]
+    if "*" in shape:
+        return [d for key, item in value.items()
+                for d in differences(item, shape["*"], f"{place}.{key}")]
+    if list(value) != list(shape):
+        return [f"{place}: keys {', '.join(value)}"]
+    return [d for key in shape for d in differences(value[key], shape[key], f"{place}.{key}")]
+
+
+def disagreements(p: dict[str, Any]) -> list[str]:
+    """What in a prediction's JSON does not add up."""
+    idle, staleness = p["idle_fraction"], p["staleness"]
+    workers = p["workers"]
+    keys = list(staleness["histogram"])
+    checks = {
+        "schema": p["schema"] == "perfmodel.prediction/1",
+        "workers": len(idle["per_worker"]) == len(staleness["per_worker"]) == workers,
+        "global batch": p["global_batch_size"] == workers * p["batch_size"],
+        "causes": set(idle["by_cause"]) <= set(CAUSES),
+        "idle by cause": abs(sum(idle["by_cause"].values()) - idle["mean"]) <= 1e-9,
+        "idle by worker": abs(sum(idle["per_worker"]) / workers - idle["mean"]) <= 1e-9,
+        "shares": abs(sum(staleness["histogram"].values()) - 1.0) <= 1e-9,
+        "whole staleness": all(key == str(int(key)) for key in keys),
+        "staleness in order": keys == sorted(keys, key=int),
+        "greatest staleness": int(keys[-1]) == staleness["max"],
+    }
+    return [name for name, holds in checks.items() if not holds]
+
+
+@functools.cache
+def printed(job: str, *more: str) -> str:
+    """What ``predict --json`` prints for one of the jobs."""
+    arguments = ["predict", "--model", "resnet18", *JOBS[job], *more, "--json"]
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "")
+    return done.stdout
+
+
+def predicted(job: str, *more: str) -> Any:
+    """The JSON of one of the jobs, as a value of the caller's own."""
+    return json.loads(printed(job, *more), parse_constant=no_json)
+
+
+def no_json(word: str) -> NoReturn:
+    raise AssertionError(f"{word} is not JSON")
+
+
+def test_names_of_the_package() -> None:
+    assert dir(perfmodel) == NAMES
+
+
+def test_every_name_is_there() -> None:
+    for name in NAMES:
+        assert getattr(perfmodel, name) is not None
+    with pytest.raises(AttributeError, match="'perfmodel' has no attribute 'Predicton'"):
+        perfmodel.Predicton  # noqa: B018
+
+
+def test_causes_of_waiting() -> None:
+    assert sorted(CAUSES) == ["cpu", "data", "network", "server", "staleness_bound", "straggler"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_json_keeps_its_shape(job: str) -> None:
+    shape = copy.deepcopy(PREDICTION)
+    shape["training"] = NOTHING
+    if job != "random":
+        shape["provenance"]["inputs"]["jitter"] = NOTHING
+    assert differences(predicted(job), shape) == []
+
+
+def test_json_of_a_whole_training() -> None:
+    p = predicted("random", "--dataset-size", "1000")
+    assert differences(p, PREDICTION) == []
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_json_adds_up(job: str) -> None:
+    assert disagreements(predicted(job)) == []
+
+
+def test_json_is_the_prediction() -> None:
+    job = perfmodel.make_job(
+        model="resnet18", arch="ps", workers=3, options={"sync": "asp"},
+        jitter=perfmodel.Jitter(0.2), stragglers=[perfmodel.Straggler(1, 1.5)], seed=7,
+    )
+    prediction = perfmodel.predict(job)
+    found = predicted("random")
+    assert found == json.loads(prediction.to_json())
+    assert found == json.loads(json.dumps(prediction.to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda p: p.update(extra=1), ": keys"),
+        (lambda p: p.pop("iteration_s"), ": keys"),
+        (lambda p: p["idle_fraction"].update(average=p["idle_fraction"].pop("mean")),
+         ".idle_fraction: keys"),
+        (lambda p: p["assumptions"][0].update(unit=None), ".assumptions[0].unit: NoneType"),
+        (lambda p: p.update(workers=True), ".workers: bool"),
+        (lambda p: p.update(staleness=None), ".staleness: NoneType"),
+        (lambda p: p["staleness"]["histogram"].update({"0": "all"}), ".staleness.histogram.0: str"),
+        (lambda p: p.update(notes={}), ".notes: dict"),
+    ],
+)
+def test_canary_a_changed_shape_is_seen(change: Any, expected: str) -> None:
+    p = predicted("random", "--dataset-size", "1000")
+    change(p)
+    assert [text[: len(expected)] for text in differences(p, PREDICTION)] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda p: p["idle_fraction"]["by_cause"].update(network=0.9), ["idle by cause"]),
+        (lambda p: p["idle_fraction"]["by_cause"].update(magic=0.0), ["causes"]),
+        (lambda p: p["idle_fraction"]["per_worker"].append(0.5), ["workers", "idle by worker"]),
+        (lambda p: p["staleness"]["histogram"].update({"99": 0.5}),
+         ["shares", "greatest staleness"]),
+    ],
+)
+def test_canary_a_wrong_sum_is_seen(change: Any, expected: list[str]) -> None:
+    p = predicted("random")
+    change(p)
+    assert disagreements(p) == expected

@@ -1,0 +1,67 @@
+"""What a command imports: nothing that the answer does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HELP_NEEDS_NONE_OF = frozenset({"numpy", "msgspec", "rich", "scipy", "pandas"})
+NOBODY_NEEDS = frozenset({"numba", "scipy", "pandas", "sympy", "torch", "matplotlib", "networkx"})
+
+PROBE = """
+import json, sys
+before = set(sys.modules)
+try:
+    exec(sys.argv.pop(1))
+except SystemExit as end:
+    assert end.code in (0, None), end.code
+finally:
+    print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
+"""
+RUN = "from perfmodel.cli import main; main()"
+
+
+def imported(code: str, *arguments: str) -> set[str]:
+    """Top-level packages that ``code`` imports in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, code, *arguments],
+        stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["predict", "--help"], ["list", "--help"]]
+)
+def test_help_imports_only_what_it_needs(arguments: list[str]) -> None:
+    found = imported(RUN, *arguments)
+    assert "click" in found
+    assert found & (HELP_NEEDS_NONE_OF | NOBODY_NEEDS) == set()
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_predict_imports_only_what_it_needs(more: list[str]) -> None:
+    found = imported(
+        RUN, "predict", "--model", "resnet18", "--arch", "ps", "--workers", "8", *more
+    )
+    assert "numpy" in found
+    assert found & NOBODY_NEEDS == set()
+
+
+def test_json_needs_no_table() -> None:
+    assert "rich" not in imported(RUN, "predict", "--model", "resnet18", "--json")
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    found = imported("import perfmodel")
+    assert "perfmodel" in found
+    assert found & (HELP_NEEDS_NONE_OF | NOBODY_NEEDS | {"click"}) == set()
+
+
+@pytest.mark.parametrize("package", ["numpy", "pandas"])
+def test_canary_an_import_is_seen(package: str) -> None:
+    assert package in imported(f"import {package}; {RUN}", "--help")

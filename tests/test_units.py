@@ -1,0 +1,72 @@
+"""Text with units, both ways."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.errors import InputError
+from perfmodel.units import UNITS, dimension_of, parse, show
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("10Gbps", "bytes_per_s", 1.25e9),
+        ("10 Gbit/s", "bytes_per_s", 1.25e9),
+        ("1.25GB/s", "bytes_per_s", 1.25e9),
+        ("1GiB/s", "bytes_per_s", 2.0**30),
+        ("300Mbps", "bytes_per_s", 3.75e7),
+        ("50us", "s", 5e-5),
+        ("1.5ms", "s", 0.0015),
+        ("2h", "s", 7200.0),
+        ("25MiB", "bytes", 25 * 2.0**20),
+        ("1e3B", "bytes", 1000.0),
+        ("15.7TFLOPS", "flop_per_s", 15.7e12),
+    ],
+)
+def test_quantities(text: str, dimension: str, value: float) -> None:
+    assert parse(text, dimension) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "message"),
+    [
+        ("10", "bytes_per_s", "x: a unit is missing in '10' (like 10Gbps or 1.25GB/s)"),
+        (
+            "10gbps",
+            "bytes_per_s",
+            "x: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
+            "(like 10Gbps or 1.25GB/s)",
+        ),
+        (
+            "10MB",
+            "bytes_per_s",
+            "x: unit 'MB' does not fit in '10MB'; did you mean 'MBps'? (like 10Gbps or 1.25GB/s)",
+        ),
+        (
+            "fast",
+            "bytes_per_s",
+            "x: cannot read 'fast'; expected a number and a unit, like 10Gbps or 1.25GB/s",
+        ),
+        ("-1us", "s", "x: must be at least 0, got -1"),
+        ("nanus", "s", "x: expected a finite number, got nan"),
+    ],
+)
+def test_what_cannot_be_read(text: str, dimension: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse(text, dimension, "x")
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("dimension", ["s", "bytes", "bytes_per_s", "flop_per_s"])
+@given(value=st.floats(1e-9, 1e15))
+def test_what_is_shown_can_be_read(dimension: str, value: float) -> None:
+    if dimension == "s" or value >= 1e-3:
+        assert parse(show(value, dimension), dimension) == pytest.approx(value, rel=6e-4)
+
+
+def test_the_suffix_of_a_name_is_its_unit() -> None:
+    assert {dimension_of(f"x_{d}") for d in UNITS} == set(UNITS)
+    assert dimension_of("batch_size") is None
