@@ -12,11 +12,12 @@ import numpy as np
 
 from perfmodel import architectures, catalogue
 from perfmodel.cluster import Cluster, Link
-from perfmodel.engine import Measures, simulate, timeline
+from perfmodel.engine import simulate, timeline
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.explain import bottleneck, chrome_trace
 from perfmodel.graph import CAUSES, OpGraph
 from perfmodel.job import Jitter, Job, Start, Straggler
+from perfmodel.measures import Measures
 from perfmodel.prediction import (
     ClockGap,
     Idle,

@@ -127,6 +127,9 @@ def workload(
         notes = []
         if device_name is None:
             notes = [Assumption("device", timings[0].device, "", "default of the profile")]
+        if precision is None and len({t.precision for t in profile.timings}) > 1:
+            why = f"first of the profile for {timings[0].device}"
+            notes.append(Assumption("precision", timings[0].precision, "", why))
         return resolve(
             profile, timings, batch_size=batch_size, layer_shares=shares, assumptions=notes
         )

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.engine import Measures, Span
 from perfmodel.graph import NONE, OpGraph, block_of
+from perfmodel.measures import Measures, Span
 from perfmodel.prediction import Bottleneck
 
 LATENCY = "latency"

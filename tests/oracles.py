@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.engine import Measures, Span
 from perfmodel.graph import NONE, OpGraph
+from perfmodel.measures import Measures, Span
 
 ROUNDING = 1e-9
 

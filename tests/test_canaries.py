@@ -10,8 +10,9 @@ import pytest
 
 from perfmodel import Jitter, PerfmodelError, build_graph, predict
 from perfmodel.architectures import allreduce
-from perfmodel.engine import Measures, Span, simulate, timeline
+from perfmodel.engine import simulate, timeline
 from perfmodel.graph import OpGraph
+from perfmodel.measures import Measures, Span
 from tests import oracles, test_allreduce, test_closed_forms, test_ps
 from tests.jobs import cluster, job, workload
 

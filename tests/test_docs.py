@@ -120,7 +120,7 @@ def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     real = rendered(text, tmp_path)
     if UPDATE:
-        page.write_text(real, encoding="utf-8")
+        files.write(page, real.encode())  # whole or not at all: other tests read it meanwhile
         return
     difference = difflib.unified_diff(text.splitlines(), real.splitlines(), "page", "real")
     assert real == text, "\n".join(["PERFMODEL_UPDATE_OUTPUTS=1 rewrites the page", *difference])

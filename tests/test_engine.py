@@ -178,3 +178,17 @@ def _push_pull(n: int) -> OpGraph:
     b.edge(push[:, -1], pull[:, 0])
     b.edge(pull[:, -1], forward[:, 0], lag=1)
     return b.build(device=device, mark=pull[:, -1])
+
+
+def test_a_period_is_only_claimed_when_the_state_recurs() -> None:
+    """Two free-running cycles of 3 s and 3.5 s share a thread; no single round repeats."""
+    b = GraphBuilder()
+    devices, thread = b.slots("device", (2,)), b.slots("thread", (1,))
+    compute = b.ops("compute", (2,), seconds=[3.0, 3.5], slot=devices)
+    update = b.ops("update", (2,), seconds=1.0, slot=thread[0])
+    b.edge(compute, update)
+    b.edge(update, compute, lag=1)
+    measures = simulate(b.build(device=devices, mark=compute))
+    assert not measures.periodic
+    assert measures.iterations_per_s.sum() == pytest.approx(1 / 4 + 1 / 4.5, rel=0.05)
+    assert simulate(two_ops(1)).periodic

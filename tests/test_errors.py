@@ -48,10 +48,12 @@ def choices_of(name: str, option: str) -> str:
 
 ARGUMENTS = {
     # names
-    "predict --model resnte18": f"unknown model 'resnte18'; did you mean 'resnet18'? (known: {MODELS})",
+    "predict --model resnte18":
+        f"unknown model 'resnte18'; did you mean 'resnet18'? (known: {MODELS})",
     "predict --model zzz": f"unknown model 'zzz' (known: {MODELS})",
     f"predict --model {'z' * 500}": f"unknown model '{'z' * 500}' (known: {MODELS})",
-    f"{JOB} --arch rnig": f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
+    f"{JOB} --arch rnig":
+        f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
     f"{JOB} --device v1000": f"unknown device 'v1000'; did you mean 'v100'? (known: {DEVICES})",
     f"{JOB} --cluster ethernet-10gb":
         f"unknown cluster 'ethernet-10gb'; did you mean 'ethernet-10g'? (known: {CLUSTERS})",
@@ -61,7 +63,8 @@ ARGUMENTS = {
         "(known: float32)",
     # options of an architecture
     f"{JOB} --option serverz=2":
-        f"option 'serverz' does not apply to ps; did you mean 'servers'? (it has: {options_of('ps')})",
+        "option 'serverz' does not apply to ps; did you mean 'servers'? "
+        f"(it has: {options_of('ps')})",
     f"{JOB} --option sync": "--option: expected KEY=VALUE, got 'sync'",
     f"{JOB} --option sync=bsp --option sync=asp": "--option: sync is given twice",
     f"{JOB} --option sync=bsp --sync asp": "--sync and --option sync: give one of them",
@@ -94,7 +97,8 @@ ARGUMENTS = {
     f"{JOB} --bandwidth fast":
         "--bandwidth: cannot read 'fast'; expected a number and a unit, like 10Gbps or 1.25GB/s",
     f"{JOB} --latency -50us": "--latency: must be at least 0, got -50",
-    f"{JOB} --latency 50Gbps": "--latency: unit 'Gbps' does not fit in '50Gbps' (like 50us or 1.5ms)",
+    f"{JOB} --latency 50Gbps":
+        "--latency: unit 'Gbps' does not fit in '50Gbps' (like 50us or 1.5ms)",
     # workers and what differs among them
     f"{JOB} --workers 0": "workers: must be at least 1, got 0",
     f"{JOB} --workers -3": "workers: must be at least 1, got -3",
@@ -103,7 +107,8 @@ ARGUMENTS = {
     f"{JOB} --jitter abc":
         "jitter: cannot read 'abc'; expected a coefficient of variation such as 0.1, "
         "lognormal:0.1 or gamma:0.1",
-    f"{JOB} --jitter weibull:0.1": "unknown jitter distribution 'weibull' (known: gamma, lognormal)",
+    f"{JOB} --jitter weibull:0.1":
+        "unknown jitter distribution 'weibull' (known: gamma, lognormal)",
     f"{JOB} --straggler 9:2": "straggler 9: there are 8 workers, numbered 0 to 7",
     f"{JOB} --straggler x": "straggler: cannot read 'x'; expected WORKER:FACTOR such as 0:1.5",
     f"{JOB} --straggler 1:0": "straggler factor: must be more than 0, got 0",
@@ -168,7 +173,8 @@ FILES = {
     # the schema
     "schema_missing.json": "schema: expected 'perfmodel.workload/1', got None",
     "schema_other.json": "schema: expected 'perfmodel.workload/1', got 'perfmodel.workload/2'",
-    "cluster_as_workload.json": "schema: expected 'perfmodel.workload/1', got 'perfmodel.cluster/1'",
+    "cluster_as_workload.json":
+        "schema: expected 'perfmodel.workload/1', got 'perfmodel.cluster/1'",
     # keys
     "key_missing.json": "timings[1]: object missing required field `batch_size`",
     "name_missing.json": "object missing required field `name`",
@@ -201,7 +207,8 @@ FILES = {
     "time_unit_wrong.json":
         "timings[0].optimizer_s: unit 'MB' does not fit in '1MB' (like 50us or 1.5ms)",
     "batch_size_zero.json": "timings[0]: batch_size: must be at least 1, got 0",
-    "bytes_zero.json": "layers[0].tensors[1]: tensor 'conv.bias': bytes: must be more than 0, got 0",
+    "bytes_zero.json":
+        "layers[0].tensors[1]: tensor 'conv.bias': bytes: must be more than 0, got 0",
     "list_short.json": "timings[0].backward_s: 1 values for 2 layers",
     "std_short.json": "timings[0].forward_std_s: 1 values for 2 layers",
     "largest_too_large.json":
@@ -348,7 +355,8 @@ def test_deeply_nested_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "deep.json"
-    path.write_text('{"schema": "perfmodel.workload/1", "layers": ' + "[" * 10**5 + "]" * 10**5 + "}")
+    deep = "[" * 10**5 + "]" * 10**5
+    path.write_text(f'{{"schema": "perfmodel.workload/1", "layers": {deep}}}')
     said = message(*run(monkeypatch, capsys, ["predict", "--workload", str(path)]))
     assert said == f"{path}: nested too deeply"
 

@@ -204,7 +204,7 @@ def test_profiles_are_found_after_installing_the_wheel(wheel: Path, tmp_path: Pa
 def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path) -> None:
     environment = tmp_path / "venv"
     venv.create(environment, with_pip=False, symlinks=os.name != "nt")
-    python = next(environment.glob("*/python*"))
+    python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
     # an environment of its own: what is installed in this one has to stay as it is
     pip(
         "install", "--ignore-installed", "--no-build-isolation", "-e", tree,

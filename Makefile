@@ -1,0 +1,20 @@
+.PHONY: setup check test docs bench
+
+BIN := .venv/bin
+
+setup:
+	python3 -m venv .venv
+	$(BIN)/pip install -e '.[dev]'
+
+check: test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test:
+	$(BIN)/pytest -n auto
+
+docs:
+	PERFMODEL_UPDATE_OUTPUTS=1 $(BIN)/pytest tests/test_docs.py tests/test_examples.py
+
+bench:
+	$(BIN)/python -m benchmarks.startup
