@@ -9,6 +9,7 @@ from perfmodel import DeadlockError, InputError
 from perfmodel.engine import makespan, simulate, timeline
 from perfmodel.fairness import fair_rates
 from perfmodel.graph import GraphBuilder, OpGraph
+from perfmodel.measures import Measures
 
 
 def two_ops(lag: int) -> OpGraph:
@@ -181,14 +182,19 @@ def _push_pull(n: int) -> OpGraph:
 
 
 def test_a_period_is_only_claimed_when_the_state_recurs() -> None:
-    """Two free-running cycles of 3 s and 3.5 s share a thread; no single round repeats."""
-    b = GraphBuilder()
-    devices, thread = b.slots("device", (2,)), b.slots("thread", (1,))
-    compute = b.ops("compute", (2,), seconds=[3.0, 3.5], slot=devices)
-    update = b.ops("update", (2,), seconds=1.0, slot=thread[0])
-    b.edge(compute, update)
-    b.edge(update, compute, lag=1)
-    measures = simulate(b.build(device=devices, mark=compute))
-    assert not measures.periodic
-    assert measures.iterations_per_s.sum() == pytest.approx(1 / 4 + 1 / 4.5, rel=0.05)
-    assert simulate(two_ops(1)).periodic
+    """Two cycles of 4 s and 4.5 s: apart they have no common round; at one thread, they lock."""
+
+    def measures(threads: int) -> Measures:
+        b = GraphBuilder()
+        devices, thread = b.slots("device", (2,)), b.slots("thread", (1,), capacity=threads)
+        compute = b.ops("compute", (2,), seconds=[3.0, 3.5], slot=devices)
+        update = b.ops("update", (2,), seconds=1.0, slot=thread[0])
+        b.edge(compute, update)
+        b.edge(update, compute, lag=1)
+        return simulate(b.build(device=devices, mark=compute))
+
+    apart, locked = measures(2), measures(1)
+    assert not apart.periodic
+    assert apart.iterations_per_s == pytest.approx([1 / 4, 1 / 4.5], rel=1e-9)
+    assert locked.periodic
+    assert locked.iterations_per_s == pytest.approx([1 / 4.5, 1 / 4.5], rel=1e-12)
