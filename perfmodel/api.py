@@ -29,8 +29,8 @@ from perfmodel.prediction import (
     percentile,
 )
 from perfmodel.provenance import Assumption, provenance
-from perfmodel.units import show
-from perfmodel.workload import Profile, Workload
+from perfmodel.units import dimension_of, show
+from perfmodel.workload import Profile, Workload, expanded
 
 REPLICATIONS = 4
 """Runs of a random job, each with seeds of its own; the confidence interval is over them."""
@@ -87,7 +87,8 @@ def make_job(
     for field in architecture.options.__struct_fields__:
         if field not in given and field not in preset:
             value = getattr(chosen, field)
-            notes.append(Assumption(field, value, "", f"default of {architecture.name}"))
+            unit = dimension_of(field) or ""
+            notes.append(Assumption(field, value, unit, f"default of {architecture.name}"))
     if start is None:
         start = "staggered" if architecture.asynchronous(chosen) else "together"
         why = "asynchronous workers drift apart" if start == "staggered" else "synchronous"
@@ -138,6 +139,7 @@ def predict(
     """
     if epochs is not None and dataset_size is None:
         raise InputError("epochs: needs dataset_size too")
+    job = _with_layers(job)
     graph = build_graph(job)
     runs = _run(graph, job.seed, progress)
     rates = np.array([run.iterations_per_s.sum() for run in runs])
@@ -184,6 +186,15 @@ def predict(
         graph, timeline(graph, seed=_seeds(job.seed, 1)[0], first=2, iterations=2)
     )
     return answer
+
+
+def _with_layers(job: Job) -> Job:
+    """The job with a coarse workload spread over layers, and a note that it was."""
+    if job.workload.layers:
+        return job
+    fine = expanded(job.workload)
+    added = fine.assumptions[len(job.workload.assumptions) :]
+    return msgspec.structs.replace(job, workload=fine, assumptions=(*job.assumptions, *added))
 
 
 def _workload(

@@ -99,7 +99,8 @@ def cli() -> None:
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--trace", metavar="FILE", help="Write two iterations as a trace for Perfetto.")
-def predict(as_json: bool, trace: str | None, **given: Any) -> None:
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) -> None:
     """Predict how fast a training job runs, and why.
 
     \b
@@ -117,6 +118,11 @@ def predict(as_json: bool, trace: str | None, **given: Any) -> None:
 
         files.write(trace, json.dumps(prediction.to_chrome_trace()).encode())
         click.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
+    if plot is not None:
+        from perfmodel import plot as plots
+
+        files.write(plot, plots.image(prediction, plot.rpartition(".")[2].lower()))
+        click.echo(f"wrote {plot}", err=True)
     if as_json:
         click.echo(prediction.to_json())
     else:

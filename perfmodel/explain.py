@@ -14,6 +14,13 @@ from perfmodel.prediction import Bottleneck
 
 LATENCY = "latency"
 
+_NEXT = {
+    "device of": "computation",
+    "link out of": "sending",
+    "link into": "receiving",
+    "link inside": "sending inside a node",
+}
+
 
 def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     """The kind of resource that takes most of the critical chain, and its busiest member.
@@ -62,16 +69,15 @@ def _words(family: str, resource: str, share: float, totals: dict[str, float]) -
     elif family == LATENCY:
         what = "the fixed delay of messages"
     elif "link" in family or family == "core":
-        what = f"sending through the {resource}"
+        what = f"{_NEXT.get(family, 'sending')} over the {resource}"
     else:
         what = f"work on the {resource}"
     text = f"{what} takes {share:.0%} of the critical chain"
     rest = {key: value for key, value in totals.items() if key != family}
     if rest:
         second = max(rest, key=lambda key: rest[key])
-        names = {"device of": "computation", LATENCY: "latency"}
         part = rest[second] / sum(totals.values())
-        text += f"; next comes {names.get(second, second.removesuffix(' of'))} with {part:.0%}"
+        text += f"; next comes {_NEXT.get(second, second.removesuffix(' of'))} with {part:.0%}"
     return text
 
 

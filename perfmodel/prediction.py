@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perfmodel.errors import InputError
 from perfmodel.provenance import Assumption, Provenance
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.prediction/1"
 
@@ -165,13 +167,28 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         }
         return frame
 
+    def plot(self) -> Figure:
+        """A matplotlib figure: time by cause, and a timeline of two iterations (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.plot import figure
+
+        return figure(self)
+
     def to_chrome_trace(self) -> dict[str, Any]:
         """Two settled iterations as a Chrome trace: open the JSON in Perfetto.
 
         A process per node, a thread per resource; times in microseconds. The job is simulated
         again for it, so it costs nothing unless asked for.
         """
-        trace: Callable[[], list[dict[str, Any]]] = self.__dict__["trace"]
+        trace: Callable[[], list[dict[str, Any]]] | None = self.__dict__.get("trace")
+        if trace is None:
+            raise InputError(
+                "a prediction read back from JSON has no job to trace: predict it anew"
+            )
         return {"traceEvents": trace(), "displayTimeUnit": "ms"}
 
 

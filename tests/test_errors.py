@@ -340,15 +340,26 @@ def test_name_with_a_line_break_stays_on_one_line(
     )
 
 
-def test_unknown_precision_of_an_estimated_device(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--batch-size 0", "batch_size: must be at least 1, got 0"),
+        (
+            "--precision float16",
+            "unknown precision 'float16'; did you mean 'float32'? (known: float32, mixed, tf32)",
+        ),
+    ],
+)
+def test_wrong_arguments_for_an_estimated_device(
+    arguments: str,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     profile = catalogue.model("resnet18")
     device = next(d for d in catalogue.device_names() if d not in profile.devices)
-    arguments = [*JOB.split(), "--device", device, "--precision", "float16"]
-    assert message(*run(monkeypatch, capsys, arguments)) == (
-        "unknown precision 'float16'; did you mean 'float32'? (known: float32, mixed, tf32)"
-    )
+    given = [*JOB.split(), "--device", device, *arguments.split()]
+    assert message(*run(monkeypatch, capsys, given)) == expected
 
 
 def test_deeply_nested_file(

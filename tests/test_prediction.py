@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from perfmodel import InputError, Jitter, NodeOverride, Straggler, make_job, predict
+from perfmodel import InputError, Jitter, NodeOverride, Straggler, make_job, predict, read_job
 from perfmodel.prediction import percentile
 from tests.jobs import cluster, job, workload
 
@@ -95,6 +97,30 @@ def test_a_trace_has_a_process_per_node_and_a_thread_per_resource() -> None:
     assert threads[forward["pid"], forward["tid"]] == "device of worker 1"
 
 
+def test_a_plot_is_a_picture_and_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfmodel.plot import image
+
+    result = predict(job(WORK, cluster(), 2, "ps"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match=r"plots need matplotlib: pip install 'perfmodel\[plot\]'"):
+        result.plot()
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    assert image(result, "png").startswith(b"\x89PNG")
+    assert image(result, "svg").startswith(b"<?xml")
+    labels = [text.get_text() for text in result.plot().axes[1].get_yticklabels()]
+    assert "device of worker 1" in labels
+    with pytest.raises(InputError, match="cannot write 'doc' files"):
+        image(result, "doc")
+
+
+def test_a_collective_crosses_an_oversubscribed_core_once_per_node() -> None:
+    free = predict(job(WORK, cluster(), 4, "ring", {"overlap": False}))
+    blocked = predict(job(WORK, cluster(core_oversubscription=3.0), 4, "ring", {"overlap": False}))
+    exposed = free.exposed_communication_s
+    assert blocked.exposed_communication_s == pytest.approx(3 * exposed)
+
+
 def test_a_frame_has_a_row_per_worker() -> None:
     result = predict(job(WORK, cluster(), 3, "ps", jitter=Jitter(0.2)))
     frame = result.to_frame()
@@ -121,3 +147,33 @@ def test_clock_gap_of_a_free_running_straggler_grows() -> None:
     assert predict(lame).clock_gap.max > 10
     equal = job(WORK, cluster(1e6), 2, "ps")
     assert predict(equal).clock_gap.max == 0
+
+
+def test_a_job_file_is_the_same_as_its_arguments(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'schema = "perfmodel.job/1"\nmodel = "vgg16"\ndevice = "v100"\nworkers = 4\n'
+        'arch = "ring"\nbandwidth_bytes_per_s = "25Gbps"\njitter = "gamma:0.1"\nseed = 3\n'
+        "stragglers = [{worker = 1, factor = 1.5}]\n[options]\nbucket_cap_bytes = '50MiB'\n"
+    )
+    from_file = predict(make_job(**read_job(path)))
+    given = make_job(
+        model="vgg16",
+        device="v100",
+        workers=4,
+        arch="ring",
+        bandwidth_bytes_per_s=25e9 / 8,
+        jitter=Jitter(0.1, "gamma"),
+        seed=3,
+        stragglers=[Straggler(1, 1.5)],
+        options={"bucket_cap_bytes": 50 * 2**20},
+    )
+    assert from_file.to_json() == predict(given).to_json()
+
+
+def test_files_named_in_a_job_file_lie_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        'schema = "perfmodel.job/1"\nworkload = "net.json"\ncluster = "lab.toml"\n'
+    )
+    arguments = read_job(tmp_path / "job.toml")
+    assert arguments == {"workload": tmp_path / "net.json", "cluster": tmp_path / "lab.toml"}

@@ -31,8 +31,9 @@ def main(source: str, path: Path, as_json: bool, markdown: bool, cases: bool) ->
         return
     if cases:
         for case in sorted(found, key=lambda c: -abs(c.error)):
+            error = _figure(case.group, case.error)
             click.echo(
-                f"{case.group:24} {case.error:+8.1%}  {case.predicted:10.5g} predicted "
+                f"{case.group:24} {error:>7}  {case.predicted:10.5g} predicted "
                 f"{case.measured:10.5g} measured  {case.name}"
             )
     rows = [

@@ -18,9 +18,15 @@ PREFETCH = 2
 
 
 class Network:
-    """The links of a cluster's first nodes (by name), and paths and latencies between them."""
+    """The links of a cluster's first nodes (by name), and paths and latencies between them.
 
-    def __init__(self, b: GraphBuilder, cluster: Cluster, names: Sequence[str]) -> None:
+    ``core_share`` says how many times over each transfer crosses the core: once for a transfer
+    between two nodes, once per node for a collective that is a single flow in the graph.
+    """
+
+    def __init__(
+        self, b: GraphBuilder, cluster: Cluster, names: Sequence[str], *, core_share: int = 1
+    ) -> None:
         nodes = len(names)
         nics = [cluster.nic_of(node) for node in range(nodes)]
         goodput = np.array([nic.goodput_bytes_per_s for nic in nics])
@@ -31,7 +37,7 @@ class Network:
         self.into = b.links("link into", goodput, place=place, axes=axes)
         self._core = np.full(1, NONE, np.int64)
         if cluster.core_oversubscription is not None:
-            self._core = b.links("core", goodput.sum() / cluster.core_oversubscription)
+            self._core = b.links("core", goodput.sum() / cluster.core_oversubscription / core_share)
         self._inside = np.full(nodes, NONE, np.int64)
         self._inside_latency = 0.0
         if cluster.intra_node is not None:
@@ -136,7 +142,13 @@ def add_workers(b: GraphBuilder, job: Job) -> Workers:
 
 
 def stagger_s(job: Job) -> Floats:
-    """By worker: the time within which it starts, one iteration's compute (workers,)."""
-    if job.start == "together":
+    """By worker: the time within which it starts, one iteration if it were alone (workers,).
+
+    That is its computation, and sending and receiving the model once over an idle link.
+    """
+    if job.start == "together" or job.workers == 1:
         return np.zeros(job.workers)
-    return np.array([job.slowdown(w) * job.workload.compute_s for w in range(job.workers)])
+    compute = np.array([job.slowdown(w) * job.workload.compute_s for w in range(job.workers)])
+    nics = [job.cluster.nic_of(job.cluster.node_of_worker(w)) for w in range(job.workers)]
+    goodput = np.array([nic.goodput_bytes_per_s for nic in nics])
+    return compute + 2.0 * job.workload.gradient_bytes / goodput

@@ -57,7 +57,8 @@ def build(job: Job) -> OpGraph:
     workers = add_workers(b, job)
     n = job.workers
     nodes = sorted(set(workers.node.tolist()))
-    network = Network(b, job.cluster, [f"node {node}" for node in nodes])
+    names = [f"node {node}" for node in nodes]
+    network = Network(b, job.cluster, names, core_share=len(nodes))
     optimizer = b.ops(
         "optimizer",
         (n,),

@@ -213,9 +213,10 @@ def _synchronise(
 
 
 def server_bytes(job: Job) -> float:
-    """Memory of the fullest server: its parameters, and one receive buffer per worker."""
+    """Memory of the fullest server: parameters, optimizer state, a receive buffer per worker."""
     slices = slices_of(job.workload, job.options)
-    return float(np.bincount(slices.server, slices.bytes).max() * (1 + job.workers))
+    state = job.workload.optimizer_state_bytes / job.workload.gradient_bytes
+    return float(np.bincount(slices.server, slices.bytes).max() * (1 + state + job.workers))
 
 
 ARCHITECTURE = Architecture(
