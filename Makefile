@@ -18,3 +18,4 @@ docs:
 
 bench:
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.engine

@@ -204,8 +204,11 @@ def _workload(
     precision: str | None,
     batch_size: int | None,
 ) -> Workload:
-    if (model is None) == (workload is None):
-        raise InputError("give either a model of the catalogue or a workload, not both")
+    if model is None and workload is None:
+        known = ", ".join(catalogue.model_names())
+        raise InputError(f"model or workload: one of them is needed (models: {known})")
+    if model is not None and workload is not None:
+        raise InputError("model and workload: give only one of them")
     if isinstance(workload, Workload):
         for name, value in (("device", device), ("batch_size", batch_size)):
             if value is not None and value != getattr(workload, name):
@@ -233,7 +236,7 @@ def _cluster(
     if isinstance(cluster, Cluster):
         base = cluster
     else:
-        base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
+        base = catalogue.cluster_or_file(catalogue.DEFAULT_CLUSTER if cluster is None else cluster)
         name = f"cluster {base.name}"
         if cluster is None:
             notes.append(Assumption("cluster", base.name, "", "default"))

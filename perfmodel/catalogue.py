@@ -10,8 +10,8 @@ from perfmodel import cluster as clusters_
 from perfmodel import device as devices_
 from perfmodel import files
 from perfmodel.cluster import Cluster
-from perfmodel.device import Device, roofline_s
-from perfmodel.errors import InputError, unknown_name
+from perfmodel.device import Device, PeakRates, roofline_s
+from perfmodel.errors import InputError, unknown_name, whole_number
 from perfmodel.provenance import Assumption, Source
 from perfmodel.workload import (
     SCHEMA,
@@ -150,6 +150,8 @@ def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
 
 def _estimate(profile: Profile, target: Device, precision: str, batch_size: int | None) -> Workload:
     """A workload on a device without any figure, by roofline and the efficiency seen elsewhere."""
+    if precision not in PeakRates.__struct_fields__:
+        raise unknown_name("precision", precision, PeakRates.__struct_fields__)
     known = device_names()
     efficiencies = []
     for timing in profile.timings:
@@ -161,7 +163,7 @@ def _estimate(profile: Profile, target: Device, precision: str, batch_size: int 
     if not efficiencies:
         raise unknown_name(f"device for {profile.name}", target.name, profile.devices)
     efficiency = median(efficiencies)
-    size = batch_size or ESTIMATE_BATCH_SIZE
+    size = ESTIMATE_BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
     shares = roofline_s(target, profile.layers, size, precision)
     timing = Timing(
         device=target.name,
@@ -187,10 +189,10 @@ def _names(kind: str, ending: str) -> list[str]:
 
 
 def _file(what: str, name: str, kind: str, ending: str) -> Path:
-    path = folder() / kind / f"{name}{ending}"
-    if name and "/" not in name and "\\" not in name and path.is_file():
-        return path
-    raise unknown_name(what, name, _names(kind, ending))
+    known = _names(kind, ending)
+    if name not in known:
+        raise unknown_name(what, name, known)
+    return folder() / kind / f"{name}{ending}"
 
 
 __all__ = [

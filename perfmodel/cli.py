@@ -5,6 +5,8 @@ Only click is imported here; the rest is imported when a command runs, so that h
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -44,10 +46,16 @@ def _stragglers(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -
     return tuple(Straggler.parse(text) for text in texts)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="perfmodel")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Predict throughput, idleness and staleness of distributed deep-learning training."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @cli.command()
@@ -119,9 +127,7 @@ def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) ->
         files.write(trace, json.dumps(prediction.to_chrome_trace()).encode())
         click.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
     if plot is not None:
-        from perfmodel import plot as plots
-
-        files.write(plot, plots.image(prediction, plot.rpartition(".")[2].lower()))
+        files.write(plot, prediction.to_image(plot.rpartition(".")[2].lower()))
         click.echo(f"wrote {plot}", err=True)
     if as_json:
         click.echo(prediction.to_json())
@@ -209,12 +215,24 @@ def _progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
 
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer
     try:
         cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except click.ClickException as error:
         _fail(error.format_message())
     except PerfmodelError as error:
         _fail(str(error))
+    except OSError as error:  # files have errors of their own: this is the output
+        # what is still buffered would fail once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        _fail(f"standard output: cannot write: {error.strerror}")
+    except MemoryError:
+        _fail("the job does not fit into this machine's memory")
     except (click.Abort, KeyboardInterrupt):
         click.echo("perfmodel: interrupted", err=True)
         sys.exit(130)

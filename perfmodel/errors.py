@@ -43,7 +43,14 @@ def unknown_name(what: str, given: str, allowed: Iterable[str]) -> InputError:
     return InputError(f"unknown {what} {given!r}{suggestion} (known: {', '.join(choices)})")
 
 
-def number(name: str, value: object, *, at_least: float = 0.0, above: float | None = None) -> float:
+def number(
+    name: str,
+    value: object,
+    *,
+    at_least: float = 0.0,
+    above: float | None = None,
+    at_most: float = math.inf,
+) -> float:
     """Return ``value`` as a float if it is a finite number in range, else raise InputError.
 
     This is the one place where NaN, infinities, negatives and non-numbers are turned away.
@@ -56,13 +63,17 @@ def number(name: str, value: object, *, at_least: float = 0.0, above: float | No
         raise InputError(f"{name}: must be more than {above:g}, got {value:g}")
     if above is None and value < at_least:
         raise InputError(f"{name}: must be at least {at_least:g}, got {value:g}")
+    if value > at_most:
+        raise InputError(f"{name}: must be at most {at_most:g}, got {value:g}")
     return float(value)
 
 
-def whole_number(name: str, value: object, *, at_least: int = 1) -> int:
-    """Return ``value`` if it is an integer of at least ``at_least``, else raise InputError."""
+def whole_number(name: str, value: object, *, at_least: int = 1, at_most: int | None = None) -> int:
+    """Return ``value`` if it is an integer in range, else raise InputError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{name}: expected a whole number, got {value!r}")
     if value < at_least:
         raise InputError(f"{name}: must be at least {at_least}, got {value}")
+    if at_most is not None and value > at_most:
+        raise InputError(f"{name}: must be at most {at_most}, got {value}")
     return value

@@ -16,6 +16,7 @@ from perfmodel.units import dimension_of, parse
 T = TypeVar("T", bound=msgspec.Struct)
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
+_NOT_A_CHOICE = re.compile(r"Invalid enum value (?P<given>.*)")
 _AT = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 
@@ -42,6 +43,8 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
     """Like :func:`read`, from bytes; ``name`` is what errors call the document."""
     try:
         raw = _toml(data) if toml else msgspec.json.decode(data)
+    except RecursionError:
+        raise InputError(f"{name}: nested too deeply") from None
     except (msgspec.DecodeError, ValueError) as error:
         what = "TOML" if toml else "JSON"
         raise InputError(f"{name}: not valid {what}: {error}") from None
@@ -54,6 +57,8 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
         raise InputError(f"{name}: schema: expected {schema!r}, got {found!r}")
     try:
         return msgspec.convert(_with_units(raw, ""), kind)
+    except RecursionError:
+        raise InputError(f"{name}: nested too deeply") from None
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except msgspec.ValidationError as error:
@@ -67,6 +72,8 @@ def write(path: str | Path, data: bytes) -> None:
     ------
     InputError : the place cannot be written.
     """
+    if not str(path):
+        raise InputError("cannot write: the file has no name")
     path = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -100,16 +107,18 @@ def _with_units(value: Any, place: str) -> Any:
     """Replace text such as "10Gbps" by its SI value in every field whose name ends in a unit."""
     if isinstance(value, list):
         # long lists of numbers are the bulk of a profile and carry no text
-        if value and isinstance(value[0], (dict, list)):
+        if value and isinstance(value[0], (dict, list, str)):
             return [_with_units(item, f"{place}[{i}]") for i, item in enumerate(value)]
         return value
+    if isinstance(value, str):
+        dimension = dimension_of(place.rpartition(".")[2].partition("[")[0])
+        return parse(value, dimension, place) if dimension else value
     if not isinstance(value, dict):
         return value
     out = {}
     for key, item in value.items():
         where = f"{place}.{key}" if place else str(key)
-        dimension = dimension_of(str(key)) if isinstance(item, str) else None
-        out[key] = parse(item, dimension, where) if dimension else _with_units(item, where)
+        out[key] = _with_units(item, where)
     return out
 
 
@@ -123,19 +132,33 @@ def _located(message: str, kind: type) -> str:
         hint = nearest(unknown["field"], fields)
         suggestion = f"; did you mean {hint!r}?" if hint else ""
         text = f"unknown key {unknown['field']!r}{suggestion} (allowed: {', '.join(fields)})"
+    elif wrong := _NOT_A_CHOICE.fullmatch(text):
+        choices = ", ".join(map(str, _choices(_type_at(kind, path))))
+        text = f"expected one of {choices}, got {wrong['given']}"
     elif text[:1].isupper():
         text = text[0].lower() + text[1:]
     return f"{path}: {text}" if path else text
 
 
-def _fields_at(kind: type, path: str) -> list[str]:
-    """The field names of the struct that ``path`` leads to inside ``kind``."""
+def _type_at(kind: type, path: str) -> Any:
+    """The type that ``path`` leads to inside ``kind``."""
     node: Any = msgspec.inspect.type_info(kind)
     for key, _index in _STEP.findall(path):
         node = _struct(node)
         if key and isinstance(node, msgspec.inspect.StructType):
             node = next((f.type for f in node.fields if f.encode_name == key), node)
-    node = _struct(node)
+    return node
+
+
+def _choices(node: Any) -> tuple[Any, ...]:
+    """The words a type allows."""
+    nodes = getattr(node, "types", (node,))
+    return next((n.values for n in nodes if isinstance(n, msgspec.inspect.LiteralType)), ())
+
+
+def _fields_at(kind: type, path: str) -> list[str]:
+    """The field names of the struct that ``path`` leads to inside ``kind``."""
+    node = _struct(_type_at(kind, path))
     return [f.encode_name for f in node.fields] if hasattr(node, "fields") else []
 
 

@@ -29,6 +29,13 @@ Axis = tuple[str, Sequence[str] | None]
 NONE = -1
 """No slot, no link, no group, no counter."""
 
+MOST = 50_000_000
+"""Ops, slots, links or probes of one graph; more would not fit into memory."""
+
+LONGEST = 1e15
+"""Largest time (s), and a thousandth of the largest size (bytes), that an op may have: beyond it
+small times would vanish in rounding, and the clock would stand still."""
+
 CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
 """What one may wait for. Every op and slot names the cause it is to those who wait for it."""
 
@@ -246,7 +253,10 @@ class GraphBuilder:
         column("op_bytes", bytes, np.float64)
         links = np.asarray(NONE if path is None else path, np.int64)
         links = np.broadcast_to(links, (*shape, links.shape[-1] if links.ndim else 1))
-        links = links.reshape(ids.size, links.shape[-1])
+        links = np.sort(links.reshape(ids.size, links.shape[-1]), axis=1)
+        twice = (links[:, 1:] == links[:, :-1]) & (links[:, 1:] != NONE)
+        if twice.any():
+            raise InputError(f"{label!r}: a path takes the same link twice")
         used = links != NONE
         self._add("path_length", used.sum(axis=1))
         self._add("path_links", links[used])
@@ -376,6 +386,11 @@ class GraphBuilder:
     def _new(self, kind: str, label: str, shape: tuple[int, ...], axes: tuple[Axis, ...]) -> Ids:
         first = self._count[kind]
         size = math.prod(shape)
+        if first + size > MOST:
+            raise InputError(
+                f"the job is too large to simulate: {first + size} {kind}s with {label!r}, "
+                f"at most {MOST}"
+            )
         self._count[kind] = first + size
         self._blocks[kind].append(Block(label, first, shape, axes))
         return np.arange(first, first + size, dtype=np.int64).reshape(shape)
@@ -390,18 +405,18 @@ class GraphBuilder:
 
 def _check(graph: OpGraph) -> None:
     """Refuse what cannot be simulated; say which op or resource, and the value."""
-    for column, label in (
-        ("op_seconds", "seconds"),
-        ("op_bytes", "bytes"),
-        ("op_latency_s", "latency"),
-        ("op_stagger_s", "stagger"),
+    for column, label, most in (
+        ("op_seconds", "seconds", LONGEST),
+        ("op_bytes", "bytes", 1000 * LONGEST),
+        ("op_latency_s", "latency", LONGEST),
+        ("op_stagger_s", "stagger", LONGEST),
     ):
         values = getattr(graph, column)
-        bad = ~(np.isfinite(values) & (values >= 0.0))
+        bad = ~((values >= 0.0) & (values <= most))
         if bad.any():
             op = int(np.argmax(bad))
             raise InputError(
-                f"op {graph.op_name(op)!r}: {label} must be finite and not negative, "
+                f"op {graph.op_name(op)!r}: {label} must be between 0 and {most:g}, "
                 f"got {values[op]:g}"
             )
     bad = ~(graph.op_rate_cap_bytes_per_s > 0.0)

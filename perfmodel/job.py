@@ -15,6 +15,12 @@ from perfmodel.workload import Workload
 
 SCHEMA = "perfmodel.job/1"
 
+MOST_WORKERS = 1_000_000
+"""Workers of one job; more is taken for a slip of the keyboard."""
+
+MOST_JITTER = 10.0
+"""Coefficient of variation beyond which no iteration time is like another."""
+
 JITTER_KINDS = ("lognormal", "gamma")
 
 Start = Literal["together", "staggered"]
@@ -30,7 +36,7 @@ class Jitter(msgspec.Struct, frozen=True):
     kind: str = "lognormal"
 
     def __post_init__(self) -> None:
-        number("jitter", self.cv)
+        number("jitter", self.cv, at_most=MOST_JITTER)
         if self.kind not in JITTER_KINDS:
             raise unknown_name("jitter distribution", self.kind, JITTER_KINDS)
 
@@ -52,7 +58,7 @@ class Jitter(msgspec.Struct, frozen=True):
         return cls(value, kind or "lognormal")
 
 
-class Straggler(msgspec.Struct, frozen=True):
+class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A worker whose compute takes ``factor`` times as long as profiled."""
 
     worker: int
@@ -104,7 +110,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
 
     def __post_init__(self) -> None:
-        whole_number("workers", self.workers)
+        whole_number("workers", self.workers, at_most=MOST_WORKERS)
         whole_number("seed", self.seed, at_least=0)
         if self.start not in ("together", "staggered"):
             raise unknown_name("start", self.start, ("together", "staggered"))
@@ -141,7 +147,7 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """What a job file holds (schema ``perfmodel.job/1``): the arguments of a job, by name.
 
     ``model`` names a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name
-    or a file; files are found relative to the job file. ``jitter`` is text such as
+    or a file; files are found relative to the job file. ``jitter`` is a number or text such as
     "lognormal:0.1", ``options`` those of the architecture. What is left out takes its default.
     """
 
@@ -157,7 +163,7 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     workers: int | None = None
     arch: str | None = None
     options: dict[str, Any] = {}
-    jitter: str | None = None
+    jitter: str | float | None = None
     stragglers: tuple[Straggler, ...] = ()
     start: Start | None = None
     seed: int | None = None
@@ -179,7 +185,7 @@ def read_job(path: str | Path) -> dict[str, Any]:
     }
     if found.jitter is not None:
         try:
-            values["jitter"] = Jitter.parse(found.jitter)
+            values["jitter"] = Jitter.parse(str(found.jitter))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
     for name in ("workload", "cluster"):

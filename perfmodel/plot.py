@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from perfmodel.prediction import Prediction
+Event = Mapping[str, Any]
 
 COLOURS = {
     "compute": "#4c78a8",
@@ -28,8 +29,12 @@ MOST_ROWS = 30
 """Resources drawn in a timeline; the busiest ones if there are more."""
 
 
-def figure(prediction: Prediction) -> Figure:
-    """A figure of the prediction: time of an iteration by cause, above a timeline of two.
+def figure(values: Mapping[str, Any], events: Sequence[Event]) -> Figure:
+    """A figure of a prediction: time of an iteration by cause, above a timeline of two.
+
+    Parameters
+    ----------
+    values, events : the prediction's ``to_dict()`` and the events of its Chrome trace.
 
     Raises
     ------
@@ -41,23 +46,22 @@ def figure(prediction: Prediction) -> Figure:
         raise InputError("plots need matplotlib: pip install 'perfmodel[plot]'") from None
     drawing = Figure(figsize=(11, 7), layout="constrained")
     shares, timeline = drawing.subplots(2, 1, height_ratios=[1, 6])
-    _shares(shares, prediction)
-    _timeline(timeline, prediction.to_chrome_trace()["traceEvents"])
+    _shares(shares, values)
+    _timeline(timeline, events)
     drawing.suptitle(
-        f"{prediction.model} on {prediction.workers} x {prediction.device}, "
-        f"{prediction.architecture}: {prediction.throughput_samples_per_s:.4g} samples/s"
+        f"{values['model']} on {values['workers']} x {values['device']}, "
+        f"{values['architecture']}: {values['throughput_samples_per_s']:.4g} samples/s"
     )
     return drawing
 
 
-def image(prediction: Prediction, ending: str) -> bytes:
-    """The figure in the format a file name's ending asks for (png, svg, pdf).
+def image(drawing: Figure, ending: str) -> bytes:
+    """A figure in the format a file name's ending asks for (png, svg, pdf).
 
     Raises
     ------
-    InputError : matplotlib is not installed, or does not write that format.
+    InputError : matplotlib does not write that format.
     """
-    drawing = figure(prediction)
     formats = drawing.canvas.get_supported_filetypes()
     if ending not in formats:
         raise InputError(
@@ -68,22 +72,23 @@ def image(prediction: Prediction, ending: str) -> bytes:
     return buffer.getvalue()
 
 
-def _shares(axes: Axes, prediction: Prediction) -> None:
+def _shares(axes: Axes, values: Mapping[str, Any]) -> None:
     """One bar as long as an iteration: computing, then idle by cause."""
-    parts = {"compute": 1.0 - prediction.idle_fraction.mean, **prediction.idle_fraction.by_cause}
+    idle, iteration_s = values["idle_fraction"], values["iteration_s"]
+    parts = {"compute": 1.0 - idle["mean"], **idle["by_cause"]}
     left = 0.0
     for name, part in parts.items():
-        width = part * prediction.iteration_s
+        width = part * iteration_s
         label = f"{name.replace('_', ' ')} {part:.1%}"
         axes.barh(0, width, left=left, color=COLOURS[name], label=label)
         left += width
     axes.set_yticks([])
-    axes.set_xlim(0, prediction.iteration_s)
+    axes.set_xlim(0, iteration_s)
     axes.set_xlabel("mean iteration of a worker (s)")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(parts), frameon=False)
 
 
-def _timeline(axes: Axes, events: list[dict[str, Any]]) -> None:
+def _timeline(axes: Axes, events: Sequence[Event]) -> None:
     """Every op as a bar on the row of its resource, coloured by kind of op."""
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans = [e for e in events if e["ph"] == "X" and e["dur"] > 0.0]

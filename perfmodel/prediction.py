@@ -176,7 +176,18 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         from perfmodel.plot import figure
 
-        return figure(self)
+        return figure(self.to_dict(), self.to_chrome_trace()["traceEvents"])
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure as a png, svg or pdf file.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed, or does not write that format.
+        """
+        from perfmodel.plot import image
+
+        return image(self.plot(), ending)
 
     def to_chrome_trace(self) -> dict[str, Any]:
         """Two settled iterations as a Chrome trace: open the JSON in Perfetto.

@@ -73,7 +73,7 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
         said = f"unit {unit!r} does not fit" if unit else "a unit is missing"
         suggestion = f"; did you mean {hint!r}?" if hint else ""
         raise InputError(f"{name}: {said} in {text!r}{suggestion} (like {_EXAMPLES[dimension]})")
-    number(name, value)
+    number(name, value, above=0.0 if dimension.endswith("_per_s") else None)
     scale = units[unit]
     # dividing by an exact power of ten keeps 50us == 5e-05 where a product would be off by an ulp
     return value / round(1.0 / scale) if scale < 1.0 else value * scale

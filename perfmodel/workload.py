@@ -60,18 +60,18 @@ class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     largest_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        number("gradients.bytes", self.bytes, above=0.0)
-        whole_number("gradients.tensors", self.tensors)
+        number("bytes", self.bytes, above=0.0)
+        whole_number("tensors", self.tensors)
         if self.largest_bytes is not None:
-            number("gradients.largest_bytes", self.largest_bytes, above=0.0)
+            number("largest_bytes", self.largest_bytes, above=0.0)
             if self.largest_bytes > self.bytes:
                 raise InputError(
-                    f"gradients.largest_bytes: {self.largest_bytes:g} is more than all the "
+                    f"largest_bytes: {self.largest_bytes:g} is more than all the "
                     f"gradients together ({self.bytes:g} bytes)"
                 )
             if self.largest_bytes * self.tensors < self.bytes:
                 raise InputError(
-                    f"gradients.largest_bytes: {self.tensors} tensors of at most "
+                    f"largest_bytes: {self.tensors} tensors of at most "
                     f"{self.largest_bytes:g} bytes cannot hold {self.bytes:g} bytes"
                 )
 
@@ -164,7 +164,15 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
         if not self.timings:
             raise InputError("timings: at least one is needed")
+        seen: set[tuple[str, str, int]] = set()
         for i, timing in enumerate(self.timings):
+            key = (timing.device, timing.precision, timing.batch_size)
+            if key in seen:
+                raise InputError(
+                    f"timings[{i}]: a second one for {timing.device}, {timing.precision}, "
+                    f"batch size {timing.batch_size}"
+                )
+            seen.add(key)
             for name in ("forward_s", "backward_s", "forward_std_s", "backward_std_s"):
                 value = getattr(timing, name)
                 if isinstance(value, tuple) and len(value) != len(self.layers):

@@ -99,9 +99,9 @@ def test_three_flows_on_one_route_weigh_three_times() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("seconds", -1.0, r"op 'op': seconds must be finite and not negative, got -1"),
-        ("seconds", float("nan"), r"op 'op': seconds must be finite and not negative, got nan"),
-        ("bytes", float("inf"), r"op 'op': bytes must be finite and not negative, got inf"),
+        ("seconds", -1.0, r"op 'op': seconds must be between 0 and 1e\+15, got -1"),
+        ("seconds", float("nan"), r"op 'op': seconds must be between 0 and 1e\+15, got nan"),
+        ("bytes", float("inf"), r"op 'op': bytes must be between 0 and 1e\+18, got inf"),
         ("rate_cap_bytes_per_s", 0.0, r"op 'op': rate cap must be positive"),
     ],
 )
@@ -198,3 +198,10 @@ def test_a_period_is_only_claimed_when_the_state_recurs() -> None:
     assert apart.iterations_per_s == pytest.approx([1 / 4, 1 / 4.5], rel=1e-9)
     assert locked.periodic
     assert locked.iterations_per_s == pytest.approx([1 / 4.5, 1 / 4.5], rel=1e-12)
+
+
+def test_a_path_that_takes_a_link_twice_is_refused() -> None:
+    b = GraphBuilder()
+    link = b.links("link", [10.0, 10.0])
+    with pytest.raises(InputError, match="'op': a path takes the same link twice"):
+        b.ops("op", (1,), bytes=10.0, path=[link[1], link[0], link[1]])

@@ -247,7 +247,6 @@ FILES = {
     # jobs
     "job_key_unknown.toml": f"unknown key 'worker'; did you mean 'workers'? (allowed: {JOB_KEYS})",
     "job_jitter.toml": "unknown jitter distribution 'weibull' (known: gamma, lognormal)",
-    "job_jitter_number.toml": "jitter: expected `str | null`, got `float`",
     "job_straggler.toml": "stragglers[0]: straggler factor: must be more than 0, got 0",
     "job_straggler_extra.toml":
         "stragglers[0]: unknown key 'extra' (allowed: worker, factor)",

@@ -25,6 +25,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("architectures", "eventloop"),
     ("architectures._parts",),
     ("engine", "architectures.*"),
+    ("plot",),
     ("prediction",),
     ("explain",),
     ("api",),
@@ -141,6 +142,13 @@ def test_the_order_names_no_module_that_is_gone() -> None:
     assert listed - set(package_sources()) == set()
 
 
+def planted(module: str, source: str) -> list[str]:
+    """Violations in a package of empty modules, but for one."""
+    names = [name for row in ORDER for name in row if not name.endswith(".*")]
+    empty = dict.fromkeys([*names, "architectures.ps", "architectures.allreduce"], "")
+    return violations({**empty, module: source})
+
+
 @pytest.mark.parametrize(
     ("module", "source", "expected"),
     [
@@ -183,7 +191,7 @@ def test_the_order_names_no_module_that_is_gone() -> None:
     ],
 )
 def test_canary_a_planted_import_is_reported(module: str, source: str, expected: str) -> None:
-    found = violations({**dict.fromkeys(package_sources(), ""), module: source})
+    found = planted(module, source)
     assert [text[: len(expected)] for text in found] == [expected]
 
 
@@ -198,4 +206,4 @@ def test_canary_a_planted_import_is_reported(module: str, source: str, expected:
     ],
 )
 def test_canary_an_allowed_import_is_not_reported(module: str, source: str) -> None:
-    assert violations({**dict.fromkeys(package_sources(), ""), module: source}) == []
+    assert planted(module, source) == []

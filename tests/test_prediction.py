@@ -98,20 +98,18 @@ def test_a_trace_has_a_process_per_node_and_a_thread_per_resource() -> None:
 
 
 def test_a_plot_is_a_picture_and_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfmodel.plot import image
-
     result = predict(job(WORK, cluster(), 2, "ps"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(InputError, match=r"plots need matplotlib: pip install 'perfmodel\[plot\]'"):
         result.plot()
     monkeypatch.undo()
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
-    assert image(result, "png").startswith(b"\x89PNG")
-    assert image(result, "svg").startswith(b"<?xml")
+    assert result.to_image("png").startswith(b"\x89PNG")
+    assert result.to_image("svg").startswith(b"<?xml")
     labels = [text.get_text() for text in result.plot().axes[1].get_yticklabels()]
     assert "device of worker 1" in labels
     with pytest.raises(InputError, match="cannot write 'doc' files"):
-        image(result, "doc")
+        result.to_image("doc")
 
 
 def test_a_collective_crosses_an_oversubscribed_core_once_per_node() -> None:

@@ -104,19 +104,21 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Any:
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`")
-        where = f"option {name} of {architecture.name}: " if name else ""
-        given_text = f", got {given[name]!r}" if name in given else ""
-        raise InputError(f"{where}{text}{given_text}{_allowed(fields, name)}") from None
+        if name not in fields:  # the options' own check, whose text names the option
+            raise InputError(text) from None
+        raise InputError(
+            f"option {name} of {architecture.name}: expected {_expected(fields[name].type)}, "
+            f"got {values[name]!r}"
+        ) from None
 
 
-def _allowed(fields: Mapping[str, Any], name: str) -> str:
-    """The values of an option that is one of a few words, for an error message."""
-    if name not in fields:
-        return ""
-    kind = msgspec.inspect.type_info(fields[name].type)
-    if isinstance(kind, msgspec.inspect.LiteralType):
-        return f" (allowed: {', '.join(map(str, kind.values))})"
-    return ""
+def _expected(kind: Any) -> str:
+    """What an option of a type can be, for an error message."""
+    info = msgspec.inspect.type_info(kind)
+    if isinstance(info, msgspec.inspect.LiteralType):
+        return f"one of {', '.join(map(str, info.values))}"
+    words = {bool: "true or false", int: "a whole number", float: "a number"}
+    return words.get(kind, str(kind))
 
 
 def _is_number(text: str) -> bool:

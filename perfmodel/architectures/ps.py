@@ -15,6 +15,9 @@ from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
 from perfmodel.workload import Workload, expanded
 
+MOST_SERVERS = 10_000
+"""Servers of one job; more is taken for a slip of the keyboard."""
+
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of the parameter server; the registry entry below says what each means."""
@@ -27,7 +30,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     split_above_bytes: float = 4e6
 
     def __post_init__(self) -> None:
-        whole_number("servers", self.servers)
+        whole_number("servers", self.servers, at_most=MOST_SERVERS)
         number("split_above_bytes", self.split_above_bytes)
 
 
@@ -177,6 +180,9 @@ def _join(
     """Edges between computation and communication of each worker."""
     lag = int(options.duplex)  # duplex: the reply to iteration i's push serves iteration i+1
     b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
+    if not options.duplex and 0 not in slices.layer:
+        # a first layer without parameters waits for no pull, yet a step begins with all sent
+        b.edge(push, workers.forward[:, :1], lag=1)
     if options.overlap:
         b.edge(workers.backward[:, slices.layer], push)
         b.edge(pull, workers.forward[:, slices.layer], lag=lag)
