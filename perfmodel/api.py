@@ -140,6 +140,7 @@ def predict(
     if epochs is not None and dataset_size is None:
         raise InputError("epochs: needs dataset_size too")
     job = _with_layers(job)
+    memory = _memory(job)
     graph = build_graph(job)
     runs = _run(graph, job.seed, progress)
     rates = np.array([run.iterations_per_s.sum() for run in runs])
@@ -175,10 +176,10 @@ def predict(
         operation_s=_operations(graph, runs),
         updates_per_s=float(np.mean([run.updates_per_s for run in runs])),
         utilisation=_utilisation(graph, runs),
-        memory=_memory(job),
+        memory=memory,
         bottleneck=bottleneck(graph, runs[0]),
         training=_training(job, rate, dataset_size, epochs),
-        notes=_notes(job),
+        notes=_notes(job, memory),
         assumptions=job.assumptions,
         provenance=provenance(job.seed, _inputs(job)),
     )
@@ -381,8 +382,7 @@ def _training(
     return Training(dataset_size, times, iterations, epoch_s, times * epoch_s)
 
 
-def _notes(job: Job) -> tuple[str, ...]:
-    memory = _memory(job)
+def _notes(job: Job, memory: Memory) -> tuple[str, ...]:
     if memory.device_bytes is not None and memory.worker_bytes > memory.device_bytes:
         return (
             f"a worker needs about {show(memory.worker_bytes, 'bytes')}, more than the "

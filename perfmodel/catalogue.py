@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+
+import numpy as np
 
 from perfmodel import cluster as clusters_
 from perfmodel import device as devices_
@@ -162,7 +163,7 @@ def _estimate(profile: Profile, target: Device, precision: str, batch_size: int 
             efficiencies.append(3.0 * sum(shares) / timing.total_s)
     if not efficiencies:
         raise unknown_name(f"device for {profile.name}", target.name, profile.devices)
-    efficiency = median(efficiencies)
+    efficiency = float(np.median(efficiencies))
     size = ESTIMATE_BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
     shares = roofline_s(target, profile.layers, size, precision)
     timing = Timing(

@@ -5,6 +5,7 @@ Only click is imported here; the rest is imported when a command runs, so that h
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -215,6 +216,7 @@ def _progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
 
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one line and exit code 2."""
+    gc.set_threshold(100_000)  # one short run: collecting often would only cost time
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer

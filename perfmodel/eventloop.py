@@ -81,16 +81,18 @@ class EventLoop:
         self._init_groups()
         self._init_probes()
         self.reset()
-        late_by = offsets(seed, graph.n_groups)
-        for op in range(n):
-            if not self.missing[op]:
-                delay = graph.op_stagger_s[op]
-                if delay > 0.0:
-                    self.missing[op] = 1
-                    late = float(delay) * late_by[int(graph.op_group[op])]
-                    heapq.heappush(self.events, (late, _TOKENS_ARRIVE, NONE - 1 - op, 0))
-                else:
-                    self._ready(op, NONE)
+        delays = graph.op_stagger_s.tolist()
+        late_by = offsets(seed, graph.n_groups) if any(delays) else []
+        for op, lacking in enumerate(tuple(self.missing)):
+            if lacking:
+                continue
+            if delays[op] > 0.0:
+                self.missing[op] = 1
+                late = delays[op] * late_by[int(graph.op_group[op])]
+                heapq.heappush(self.events, (late, _TOKENS_ARRIVE, NONE - 1 - op, 0))
+            else:
+                self._ready(op, NONE)
+        self._dispatch()
 
     def _init_routes(self) -> None:
         graph = self.graph
@@ -265,7 +267,6 @@ class EventLoop:
 
     def _instant(self) -> bool:
         """Handle everything that happens at the next instant; False if nothing ever will."""
-        self._dispatch()
         if self.changed:
             self._share()
         events, version = self.events, self.version
@@ -396,11 +397,13 @@ class EventLoop:
         self.arrived[op] += 1
         if self.watched[op]:
             self._probe(op)
-        tokens = self.tokens
+        tokens, missing = self.tokens, self.missing
         for edge, target in self.out[op]:
             tokens[edge] += 1
             if tokens[edge] == 1:
-                self._supply(target, record)
+                missing[target] -= 1
+                if not missing[target]:
+                    self._ready(target, record)
         group = self.marks[op]
         if group >= 0:
             self._mark(group, record)

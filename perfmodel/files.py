@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,6 +73,8 @@ def write(path: str | Path, data: bytes) -> None:
     """
     if not str(path):
         raise InputError("cannot write: the file has no name")
+    import tempfile  # brings in much that reading does not need
+
     path = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -77,7 +77,7 @@ def block_of(blocks: Sequence[Block], identity: int) -> Block:
     return next(b for b in blocks if b.first <= identity < b.first + b.size)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False, match_args=False)
 class OpGraph:
     """A job's ops, edges and resources, in arrays (all read-only).
 

@@ -18,7 +18,7 @@ class Span:
     end_s: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, match_args=False)
 class Measures:
     """What a run of the graph measured after its warm-up.
 

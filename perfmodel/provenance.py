@@ -43,10 +43,10 @@ class Provenance(msgspec.Struct, frozen=True):
 
 def provenance(seed: int, inputs: dict[str, Any]) -> Provenance:
     """The provenance of a result computed now from ``inputs`` (JSON-like values)."""
-    import platform
+    import sys
 
     import numpy as np
 
     from perfmodel import __version__
 
-    return Provenance(__version__, platform.python_version(), np.__version__, seed, inputs)
+    return Provenance(__version__, sys.version.split()[0], np.__version__, seed, inputs)

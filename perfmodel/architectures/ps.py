@@ -36,18 +36,20 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Slices:
-    """Parts of gradient tensors, each at home on one server, in the order backward makes them.
+    """What each layer keeps on each server, in the order in which backward makes the gradients.
 
-    All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``.
+    All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, and how many tensors
+    (or parts of tensors) they are.
     """
 
     layer: Ids
     server: Ids
     bytes: Floats
+    tensors: Ids
 
 
 def slices_of(workload: Workload, options: Options) -> Slices:
-    """Cut and place a workload's tensors.
+    """Cut and place a workload's tensors; what one layer has on one server travels together.
 
     *split* cuts tensors of more than ``split_above_bytes`` evenly over all servers. What is not
     cut goes whole, the largest first, to the server with the fewest bytes so far.
@@ -66,14 +68,18 @@ def slices_of(workload: Workload, options: Options) -> Slices:
         if not (cut and size > options.split_above_bytes):
             home[t] = min(range(servers), key=lambda s: load[s])
             load[home[t]] += size
-    layer, server, sizes = [], [], []
+    held: dict[tuple[int, int], list[float]] = {}
     for t, (i, size) in enumerate(tensors):
         parts = [home[t]] if t in home else range(servers)
         for s in parts:
-            layer.append(i)
-            server.append(s)
-            sizes.append(size / len(parts))
-    return Slices(np.array(layer), np.array(server), np.array(sizes))
+            held.setdefault((i, s), []).append(size / len(parts))
+    where = np.array(list(held))
+    return Slices(
+        layer=where[:, 0],
+        server=where[:, 1],
+        bytes=np.array([sum(parts) for parts in held.values()]),
+        tensors=np.array([len(parts) for parts in held.values()]),
+    )
 
 
 def build(job: Job) -> OpGraph:
@@ -131,7 +137,7 @@ def build(job: Job) -> OpGraph:
         group=group,
         cause="server",
         slot=threads[slices.server],
-        seconds=cost.update_per_tensor_s + cost.update_per_byte_s * slices.bytes,
+        seconds=cost.update_per_tensor_s * slices.tensors + cost.update_per_byte_s * slices.bytes,
         axes=axes,
     )
     # pulls go in forward order: lower ids, which win ties, to the layers that forward needs first
@@ -241,7 +247,8 @@ ARCHITECTURE = Architecture(
         "split_above_bytes": "size above which sharding=split cuts a tensor",
     },
     assumptions=(
-        "one connection per worker and server and direction, one tensor at a time, in order",
+        "one connection per worker and server and direction, one layer at a time, in order; the "
+        "tensors that a layer keeps on one server travel together",
         "every pushed tensor costs the server its update time, also under BSP; without overlap "
         "(and without duplex) nothing is applied before a worker's whole gradient is in",
         "a worker's copy is the one right after its own push was applied (under ASP)",
