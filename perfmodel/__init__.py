@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from perfmodel.errors import DeadlockError, InputError, PerfmodelError
     from perfmodel.job import Jitter, Job, Straggler, read_job
     from perfmodel.prediction import Prediction
+    from perfmodel.profile import Profile, read_profile
     from perfmodel.provenance import Source
-    from perfmodel.workload import Profile, Workload, WorkloadLayer, read_profile
+    from perfmodel.workload import Workload, WorkloadLayer
 
 _HOME = {
     "Cluster": "cluster",
@@ -35,7 +36,7 @@ _HOME = {
     "NodeOverride": "cluster",
     "PerfmodelError": "errors",
     "Prediction": "prediction",
-    "Profile": "workload",
+    "Profile": "profile",
     "Server": "cluster",
     "Source": "provenance",
     "Straggler": "job",
@@ -46,7 +47,7 @@ _HOME = {
     "predict": "api",
     "read_cluster": "cluster",
     "read_job": "job",
-    "read_profile": "workload",
+    "read_profile": "profile",
 }
 
 __all__ = [

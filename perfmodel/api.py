@@ -28,9 +28,10 @@ from perfmodel.prediction import (
     Utilisation,
     percentile,
 )
+from perfmodel.profile import Profile
 from perfmodel.provenance import Assumption, provenance
 from perfmodel.units import dimension_of, show
-from perfmodel.workload import Profile, Workload, expanded
+from perfmodel.workload import Workload, expanded
 
 REPLICATIONS = 4
 """Runs of a random job, each with seeds of its own; the confidence interval is over them."""

@@ -13,16 +13,9 @@ from perfmodel import files
 from perfmodel.cluster import Cluster
 from perfmodel.device import Device, PeakRates, roofline_s
 from perfmodel.errors import InputError, unknown_name, whole_number
+from perfmodel.profile import SCHEMA, Profile, Timing, read_profile, timings_on
 from perfmodel.provenance import Assumption, Source
-from perfmodel.workload import (
-    SCHEMA,
-    Profile,
-    Timing,
-    Workload,
-    read_profile,
-    resolve,
-    timings_on,
-)
+from perfmodel.workload import Workload, resolve
 
 ESTIMATE_BATCH_SIZE = 32
 """Batch size assumed where neither the user nor any timing names one."""

@@ -8,8 +8,8 @@ from typing import Literal
 import msgspec
 
 from perfmodel.errors import number
+from perfmodel.profile import Layer
 from perfmodel.provenance import Source
-from perfmodel.workload import Layer
 
 SCHEMA = "perfmodel.device/1"
 

@@ -15,9 +15,9 @@ from rich.table import Table
 from perfmodel import architectures, catalogue
 from perfmodel.errors import unknown_name
 from perfmodel.prediction import Prediction
+from perfmodel.profile import Profile
 from perfmodel.provenance import Assumption
 from perfmodel.units import show as quantity
-from perfmodel.workload import Profile
 
 
 def _console() -> Console:

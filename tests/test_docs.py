@@ -36,8 +36,8 @@ from perfmodel.device import Device
 from perfmodel.job import SCHEMA as JOB_SCHEMA
 from perfmodel.job import JobFile
 from perfmodel.prediction import Prediction
-from perfmodel.workload import SCHEMA as WORKLOAD_SCHEMA
-from perfmodel.workload import Profile
+from perfmodel.profile import SCHEMA as WORKLOAD_SCHEMA
+from perfmodel.profile import Profile
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -99,8 +99,11 @@ def _run(command: str, folder: Path) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS")}
     done = subprocess.run(
         [sys.executable, "-m", "perfmodel", *(word for word in words if word != ">")],
-        cwd=folder, env=environment | {"PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
-        stdout=subprocess.PIPE, check=False,
+        cwd=folder,
+        env=environment | {"PYTHONIOENCODING": "utf-8"},
+        encoding="utf-8",
+        stdout=subprocess.PIPE,
+        check=False,
         stderr=subprocess.PIPE if target else subprocess.STDOUT,
     )
     expected = 2 if done.stdout.startswith("perfmodel: error: ") else 0
@@ -190,7 +193,10 @@ def schemas_read(text: str, name: str) -> int:
         schema = re.search(r'^\s*[{]?\s*"?schema"?\s*[:=]\s*"([^"]+)"', block["body"], re.M)
         if block["kind"] in ("json", "toml") and schema:
             files.decode(
-                block["body"].encode(), KINDS[schema[1]], schema[1], name=name,
+                block["body"].encode(),
+                KINDS[schema[1]],
+                schema[1],
+                name=name,
                 toml=block["kind"] == "toml",
             )
             found += 1

@@ -16,6 +16,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("units", "provenance"),
     ("files",),
+    ("profile",),
     ("workload",),
     ("device", "cluster"),
     ("catalogue", "job"),
@@ -38,7 +39,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
 
 ONLY: Mapping[str, frozenset[str]] = {
     # what measures a model knows of inputs, not of predictions
-    "profiler": frozenset({"errors", "files", "workload", "provenance"}),
+    "profiler": frozenset({"errors", "files", "profile", "provenance"}),
 }
 BRANCHES = (frozenset({"architectures"}), frozenset({"measures", "eventloop", "engine"}))
 """Architectures draw op graphs, the engine runs any: neither knows of the other."""
@@ -202,7 +203,7 @@ def test_canary_a_planted_import_is_reported(module: str, source: str, expected:
         ("provenance", "from perfmodel import __version__"),
         ("architectures.ps", "from . import _parts, Architecture"),
         ("architectures.ps", "from perfmodel.architectures._parts import add_workers"),
-        ("profiler", "from . import workload"),
+        ("profiler", "from . import profile"),
     ],
 )
 def test_canary_an_allowed_import_is_not_reported(module: str, source: str) -> None:

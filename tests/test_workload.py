@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfmodel import InputError, Profile, Source, predict
-from perfmodel.workload import Gradients, Layer, Tensor, Timing, expanded, resolve, timings_on
+from perfmodel.profile import Gradients, Layer, Tensor, Timing, timings_on
+from perfmodel.workload import expanded, resolve
 from tests.jobs import cluster, job
 
 MEASURED = Source("measured", "a test")
