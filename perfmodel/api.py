@@ -15,7 +15,7 @@ from perfmodel.cluster import Cluster, Link
 from perfmodel.engine import simulate, timeline
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.explain import bottleneck, chrome_trace
-from perfmodel.graph import CAUSES, OpGraph
+from perfmodel.graph import CAUSES, Floats, OpGraph
 from perfmodel.job import Jitter, Job, Start, Straggler
 from perfmodel.measures import Measures
 from perfmodel.prediction import (
@@ -33,8 +33,11 @@ from perfmodel.provenance import Assumption, provenance
 from perfmodel.units import dimension_of, show
 from perfmodel.workload import Workload, expanded
 
-REPLICATIONS = 4
-"""Runs of a random job, each with seeds of its own; the confidence interval is over them."""
+FEWEST_RUNS, MOST_RUNS = 4, 8
+"""Runs of a random job, each with a seed of its own; the confidence interval is over them."""
+
+CI_FRACTION = 0.01
+"""No more runs than the fewest are made once the confidence interval is within this fraction."""
 
 Progress = Callable[[int, int], None]
 
@@ -144,7 +147,7 @@ def predict(
     memory = _memory(job)
     graph = build_graph(job)
     runs = _run(graph, job.seed, progress)
-    rates = np.array([run.iterations_per_s.sum() for run in runs])
+    rates = _rates(runs)
     rate = float(rates.mean())
     waits = np.mean([run.wait_fraction for run in runs], axis=0)
     idle = 1.0 - np.mean([run.busy_fraction for run in runs], axis=0)
@@ -272,7 +275,7 @@ def _cluster(
 
 
 def _seeds(seed: int, count: int) -> list[int]:
-    """Seeds of the replications of a job: its own, then ones derived from it."""
+    """Seeds of the runs of a job: its own, then ones derived from it."""
     derived = np.random.SeedSequence(seed).generate_state(count, np.uint64)
     return [seed, *(int(s) for s in derived[1:])]
 
@@ -284,14 +287,23 @@ def _run(graph: OpGraph, seed: int, progress: Progress | None) -> list[Measures]
 
     def report(done: int, of: int) -> None:
         if progress is not None:
-            progress(len(runs) * of + done, REPLICATIONS * of)
+            expected = FEWEST_RUNS if len(runs) < FEWEST_RUNS else MOST_RUNS
+            progress(len(runs) * of + done, expected * of)
 
-    for replication_seed in _seeds(seed, REPLICATIONS):
-        runs.append(simulate(graph, seed=replication_seed, progress=report))
+    for run_seed in _seeds(seed, MOST_RUNS):
+        runs.append(simulate(graph, seed=run_seed, progress=report))
+        enough = len(runs) >= FEWEST_RUNS
+        if enough and _ci_fraction(_rates(runs)) <= CI_FRACTION:
+            break
     return runs
 
 
-def _ci_fraction(rates: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+def _rates(runs: list[Measures]) -> Floats:
+    """Iterations per second of all workers together, by run."""
+    return np.array([run.iterations_per_s.sum() for run in runs])
+
+
+def _ci_fraction(rates: Floats) -> float:
     """Half-width of the 95 % Student interval of the mean rate, as a fraction of it."""
     if len(rates) < 2:
         return 0.0

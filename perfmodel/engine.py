@@ -23,8 +23,8 @@ def simulate(
     graph: OpGraph,
     *,
     seed: int = 0,
-    warmup: int = 20,
-    rounds: int = 30,
+    warmup: int = 10,
+    rounds: int = 15,
     progress: Callable[[int, int], None] | None = None,
 ) -> Measures:
     """Run ``graph`` and measure it once it has settled.

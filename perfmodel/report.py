@@ -226,7 +226,7 @@ def progress() -> Iterator[Callable[[int, int], None]]:
             bar.start()
             task = bar.add_task("simulating", total=of)
         if bar is not None:
-            bar.update(task, completed=done)
+            bar.update(task, completed=done, total=of)
 
     try:
         yield advance

@@ -255,7 +255,8 @@ def test_the_lengths_of_runs_are_as_described() -> None:
     warmup, rounds = lengths["warmup"], lengths["rounds"]
     assert f"{engine._PERIODIC_ROUNDS} rounds are dropped and {rounds} measured" in text
     assert f"{warmup} rounds are dropped and {rounds} measured" in text
-    assert f"In each of {api.REPLICATIONS}\nruns" in text
+    assert f"After {api.FEWEST_RUNS} runs" in text
+    assert f"up\nto {api.MOST_RUNS}" in text
 
 
 def test_canary_a_missing_option_is_seen() -> None:

@@ -175,3 +175,32 @@ def test_files_named_in_a_job_file_lie_beside_it(tmp_path: Path) -> None:
     )
     arguments = read_job(tmp_path / "job.toml")
     assert arguments == {"workload": tmp_path / "net.json", "cluster": tmp_path / "lab.toml"}
+
+
+def test_a_random_job_is_run_until_its_interval_is_narrow() -> None:
+    """Little jitter needs the fewest runs; much jitter more of them, and says how wide it is."""
+    calls: list[tuple[int, int]] = []
+
+    def runs(cv: float) -> int:
+        calls.clear()
+        jittered = job(WORK, cluster(1e6), 2, "ring", jitter=Jitter(cv))
+        predict(jittered, progress=lambda done, of: calls.append((done, of)))
+        assert all(0 < done <= of for done, of in calls)
+        return len(calls)
+
+    assert runs(2.0) == 2 * runs(0.001)
+
+
+def test_the_confidence_interval_covers_the_long_run() -> None:
+    """Over 40 seeds, the 95 % interval misses the mean of all of them only a few times."""
+    results = [
+        predict(job(WORK, cluster(2.0), 2, "ring", jitter=Jitter(0.5), seed=seed))
+        for seed in range(40)
+    ]
+    mean = sum(r.throughput_samples_per_s for r in results) / len(results)
+    missed = sum(
+        abs(r.throughput_samples_per_s - mean)
+        > r.throughput_ci_fraction * r.throughput_samples_per_s
+        for r in results
+    )
+    assert missed <= 6
