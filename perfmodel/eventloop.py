@@ -294,7 +294,8 @@ class EventLoop:
                     self._supply(NONE - 1 - identity, NONE)
                 else:
                     self._arrive(identity)
-            self._dispatch()
+            if self.touched:
+                self._dispatch()
             if not (events and events[0][0] == now):
                 break
         if self.marked:

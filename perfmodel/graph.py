@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -42,8 +42,7 @@ CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
 DelayDistribution = Literal["lognormal", "gamma"]
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """Ids handed out together: ``label``, first id, shape, and the names along each axis."""
 
     label: str
@@ -77,8 +76,7 @@ def block_of(blocks: Sequence[Block], identity: int) -> Block:
     return next(b for b in blocks if b.first <= identity < b.first + b.size)
 
 
-@dataclass(frozen=True, eq=False, repr=False, match_args=False)
-class OpGraph:
+class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """A job's ops, edges and resources, in arrays (all read-only).
 
     Shapes: ``op_*`` (ops,); ``edge_*`` (edges,) sorted by source; ``path_start`` (ops+1,) into
@@ -378,7 +376,7 @@ class GraphBuilder:
             probes=tuple(self._blocks["probe"]),
         )
         _check(graph)
-        for value in vars(graph).values():
+        for value in msgspec.structs.astuple(graph):
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
         return graph

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from perfmodel.graph import Floats
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """One instance of an op in a timeline: when it was ready, began and ended (s)."""
 
     op: int
@@ -18,8 +17,7 @@ class Span:
     end_s: float
 
 
-@dataclass(frozen=True, eq=False, match_args=False)
-class Measures:
+class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """What a run of the graph measured after its warm-up.
 
     ``iterations_per_s``, ``busy_fraction`` (groups,); ``wait_fraction`` (groups, causes);

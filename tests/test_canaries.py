@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -28,7 +28,7 @@ def test_forgotten_edge() -> None:
     """Simulate without the edges into the first forward op; check against the whole graph."""
     graph, _ = graph_and_spans()
     first = graph.edge_target == graph.edge_target[graph.edge_lag == 0].min()
-    lacking = dataclasses.replace(
+    lacking = msgspec.structs.replace(
         graph,
         edge_source=graph.edge_source[~first],
         edge_target=graph.edge_target[~first],
@@ -41,21 +41,21 @@ def test_forgotten_edge() -> None:
 def test_op_that_starts_early() -> None:
     graph, spans = graph_and_spans()
     late = max(range(len(spans)), key=lambda i: spans[i].start_s)
-    spans[late] = dataclasses.replace(spans[late], start_s=0.0)
+    spans[late] = msgspec.structs.replace(spans[late], start_s=0.0)
     with pytest.raises(AssertionError):
         oracles.dependencies_hold(graph, spans)
 
 
 def test_device_that_does_two_things_at_once() -> None:
     graph, spans = graph_and_spans()
-    twice = dataclasses.replace(graph, slot_capacity=graph.slot_capacity * 0)
+    twice = msgspec.structs.replace(graph, slot_capacity=graph.slot_capacity * 0)
     with pytest.raises(AssertionError):
         oracles.slots_hold(twice, spans)
 
 
 def test_link_above_its_capacity() -> None:
     graph, spans = graph_and_spans()
-    thin = dataclasses.replace(
+    thin = msgspec.structs.replace(
         graph, link_capacity_bytes_per_s=graph.link_capacity_bytes_per_s * 0.99
     )
     with pytest.raises(AssertionError):
@@ -64,7 +64,7 @@ def test_link_above_its_capacity() -> None:
 
 def test_work_that_vanishes() -> None:
     graph, spans = graph_and_spans()
-    more = dataclasses.replace(graph, op_seconds=graph.op_seconds * 1.001)
+    more = msgspec.structs.replace(graph, op_seconds=graph.op_seconds * 1.001)
     with pytest.raises(AssertionError):
         oracles.work_is_conserved(more, spans)
 
@@ -72,7 +72,7 @@ def test_work_that_vanishes() -> None:
 def test_time_that_is_nobodys() -> None:
     graph, _ = graph_and_spans()
     measures: Measures = simulate(graph)
-    lost = dataclasses.replace(measures, wait_fraction=measures.wait_fraction * 0.999)
+    lost = msgspec.structs.replace(measures, wait_fraction=measures.wait_fraction * 0.999)
     with pytest.raises(AssertionError):
         oracles.busy_and_idle_fill_the_time(lost)
 
@@ -109,7 +109,7 @@ def _without_edges(kind: str) -> Any:
         block = next(b for b in graph.ops if b.label == kind)
         inside = (graph.edge_source >= block.first) & (graph.edge_source < block.first + block.size)
         keep = ~(inside & (graph.edge_lag == 0))
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             graph,
             edge_source=graph.edge_source[keep],
             edge_target=graph.edge_target[keep],
@@ -143,7 +143,7 @@ def test_read_before_own_apply_breaks_the_staleness_identity() -> None:
     forward = next(b for b in graph.ops if b.label == "forward").first
     where = slice(label.first, label.first + label.size)
     opens[where] = forward + graph.probe_group[where] * 2
-    moved = dataclasses.replace(graph, probe_open=opens)
+    moved = msgspec.structs.replace(graph, probe_open=opens)
     counts: dict[int, int] = {}
     for histogram in simulate(moved, seed=1).staleness.values():
         for value, count in histogram.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -66,7 +65,7 @@ def test_twice_the_durations_take_exactly_twice_as_long(
     arch: str, options: dict[str, Any], work: Workload, where: Cluster, workers: int
 ) -> None:
     graph = build_graph(job(work, where, workers, arch, options))
-    slower = dataclasses.replace(
+    slower = msgspec.structs.replace(
         graph,
         op_seconds=graph.op_seconds * 2,
         op_latency_s=graph.op_latency_s * 2,

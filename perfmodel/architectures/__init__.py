@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,8 +19,7 @@ from perfmodel.job import Job
 from perfmodel.units import dimension_of, parse
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """What the rest of the package needs to know of an architecture.
 
     Attributes
@@ -44,7 +42,7 @@ class Architecture:
     assumptions: tuple[str, ...]
     source: str
     option_help: Mapping[str, str]
-    aliases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    aliases: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
 
 
 def names() -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -78,8 +78,7 @@ class Network:
         return np.concatenate([self.out[where], self.into[where], self._core, inside])
 
 
-@dataclass(frozen=True)
-class Workers:
+class Workers(msgspec.Struct, frozen=True, eq=False):
     """The workers' ops. ``forward`` and ``backward`` have shape (workers, layers), layers in
     forward order; ``device`` (workers,) are slots; ``node`` (workers,) node numbers."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -34,8 +33,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         number("split_above_bytes", self.split_above_bytes)
 
 
-@dataclass(frozen=True)
-class Slices:
+class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """What each layer keeps on each server, in the order in which backward makes the gradients.
 
     All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, and how many tensors
