@@ -84,13 +84,21 @@ def _words(family: str, resource: str, share: float, totals: dict[str, float]) -
 def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Complete events ("X"), a process per node and a thread per resource, times in microseconds.
 
-    The format is described in "Trace Event Format" (Google, 2016).
+    ``spans`` are ordered by start. A resource that does several things at once gets as many
+    threads, because what overlaps on one thread is taken for nested. Process 0 is the network as
+    a whole, process i + 1 is node i. The format is "Trace Event Format" (Google, 2016).
     """
     events: list[dict[str, Any]] = []
-    threads: dict[tuple[int, str], int] = {}
+    names: dict[tuple[int, int], str] = {}
+    free_at: dict[tuple[int, str], list[tuple[int, float]]] = defaultdict(list)
     for span in spans:
         place, name = _where(graph, span.op)
-        thread = threads.setdefault((place, name), len(threads))
+        lanes = free_at[place, name]
+        lane = next((k for k, (_, end) in enumerate(lanes) if end <= span.start_s), len(lanes))
+        thread = lanes[lane][0] if lane < len(lanes) else len(names)
+        lanes[lane : lane + 1] = [(thread, span.end_s)]
+        process = place + 1
+        names[process, thread] = name if lane == 0 else f"{name} ({lane + 1})"
         events.append(
             {
                 "name": graph.op_name(span.op),
@@ -98,7 +106,7 @@ def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
                 "ph": "X",
                 "ts": span.start_s * 1e6,
                 "dur": (span.end_s - span.start_s) * 1e6,
-                "pid": place,
+                "pid": process,
                 "tid": thread,
                 "args": {
                     "iteration": span.iteration,
@@ -107,12 +115,18 @@ def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
                 },
             }
         )
-    for place in sorted({place for place, _ in threads}):
-        name = "network" if place == NONE else f"node {place}"
-        events.append({"name": "process_name", "ph": "M", "pid": place, "args": {"name": name}})
-    for (place, name), thread in threads.items():
+    for process in sorted({process for process, _ in names}):
+        name = f"node {process - 1}" if process else "network"
+        events.append({"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}})
+    for (process, thread), name in names.items():
         events.append(
-            {"name": "thread_name", "ph": "M", "pid": place, "tid": thread, "args": {"name": name}}
+            {
+                "name": "thread_name",
+                "ph": "M",
+                "pid": process,
+                "tid": thread,
+                "args": {"name": name},
+            }
         )
     return events
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perfmodel import InputError, Jitter, NodeOverride, Straggler, make_job, predict, read_job
+from perfmodel import (
+    InputError,
+    Jitter,
+    NodeOverride,
+    Server,
+    Straggler,
+    make_job,
+    predict,
+    read_job,
+)
 from perfmodel.prediction import percentile
 from tests.jobs import cluster, job, workload
 
@@ -95,6 +105,30 @@ def test_a_trace_has_a_process_per_node_and_a_thread_per_resource() -> None:
     forward = next(e for e in spans if e["name"] == "forward worker 1, layer0")
     assert forward["dur"] == pytest.approx(1e6)
     assert threads[forward["pid"], forward["tid"]] == "device of worker 1"
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "threads"),
+    [
+        ("ring", {"bucket_cap_bytes": 0, "first_bucket_bytes": 0, "concurrent": 2}, 1),
+        ("ps", {}, 2),
+        ("ps", {"duplex": True, "servers": 2}, 1),
+    ],
+)
+def test_no_two_slices_of_a_trace_overlap_on_one_thread(
+    arch: str, options: dict[str, Any], threads: int
+) -> None:
+    """Viewers nest or drop slices that overlap on a thread, and take process ids from 0 on."""
+    work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 3.0])
+    where = cluster(server=Server(update_per_tensor_s=3.0, threads=threads))
+    events = predict(job(work, where, 3, arch, options)).to_chrome_trace()["traceEvents"]
+    spans = sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"])
+    busy_until: dict[tuple[int, int], float] = {}
+    for event in spans:
+        key = (event["pid"], event["tid"])
+        assert event["ts"] >= busy_until.get(key, 0.0) - 1e-6, event["name"]
+        busy_until[key] = event["ts"] + event["dur"]
+    assert min(e["pid"] for e in events) >= 0
 
 
 def test_a_plot_is_a_picture_and_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
