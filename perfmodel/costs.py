@@ -1,4 +1,4 @@
-"""Alpha-beta costs of collectives: latency steps, bytes over each NIC, and reduction work."""
+"""What collectives cost: latency steps, and bytes over each member's link."""
 
 from __future__ import annotations
 
@@ -26,25 +26,3 @@ def ring_allreduce_steps(ranks: int) -> int:
     14
     """
     return 2 * (ranks - 1)
-
-
-def ring_allreduce_s(
-    ranks: int,
-    size_bytes: float,
-    *,
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    reduce_per_byte_s: float = 0.0,
-) -> float:
-    r"""Seconds of a ring all-reduce that has the network to itself.
-
-    .. math:: 2(p-1)\alpha + 2\frac{p-1}{p} n\beta + \frac{p-1}{p} n\gamma
-
-    >>> ring_allreduce_s(4, 1e8, bandwidth_bytes_per_s=1.25e9)
-    0.12
-    """
-    return (
-        ring_allreduce_steps(ranks) * latency_s
-        + ring_allreduce_bytes(ranks, size_bytes) / bandwidth_bytes_per_s
-        + ring_allreduce_bytes(ranks, size_bytes) / 2.0 * reduce_per_byte_s
-    )

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import Workload, predict
-from perfmodel.costs import ring_allreduce_s
 from tests.jobs import cluster, job, workload, workloads
 from tests.oracles import equal
 
@@ -19,6 +18,20 @@ rates = st.sampled_from([0.5, 3.0, 100.0])
 
 def sizes_of(work: Workload) -> list[float]:
     return [sum(layer.tensor_bytes) for layer in work.layers]
+
+
+def ring_allreduce_s(
+    ranks: int,
+    size_bytes: float,
+    *,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+    reduce_per_byte_s: float = 0.0,
+) -> float:
+    """p - 1 steps that send and add an n/p part to the next rank, then p - 1 that only send."""
+    part = size_bytes / ranks
+    send_s = latency_s + part / bandwidth_bytes_per_s
+    return (ranks - 1) * (send_s + part * reduce_per_byte_s) + (ranks - 1) * send_s
 
 
 def download_and_forward_s(work: Workload, rate: float) -> float:
@@ -87,10 +100,19 @@ def test_synchronous_parameter_server_in_phases(workers: int, servers: int) -> N
 @few
 @given(work=workloads(), workers=st.integers(1, 6), rate=rates)
 def test_all_reduce_without_overlap(work: Workload, workers: int, rate: float) -> None:
-    options = {"overlap": False, "bucket_cap_bytes": 1e9, "first_bucket_bytes": 1e9}
+    options = {
+        "overlap": False,
+        "bucket_cap_bytes": 1e9,
+        "first_bucket_bytes": 1e9,
+        "reduce_per_byte_s": 0.002,
+    }
     result = predict(job(work, cluster(rate, 0.01), workers, "ring", options))
     reduce_s = ring_allreduce_s(
-        workers, work.gradient_bytes, bandwidth_bytes_per_s=rate, latency_s=0.01
+        workers,
+        work.gradient_bytes,
+        bandwidth_bytes_per_s=rate,
+        latency_s=0.01,
+        reduce_per_byte_s=0.002,
     )
     equal(result.iteration_s, work.compute_s + reduce_s)
 

@@ -244,3 +244,9 @@ def test_a_server_update_is_shared_by_its_threads() -> None:
     )
     assert slow == pytest.approx(2.0 + 4.0, rel=1e-4)
     assert fast == pytest.approx(2.0 + 1.0, rel=1e-4)
+
+
+def test_update_threads_are_at_most_the_cores() -> None:
+    server = Server(update_per_tensor_s=1.0, threads=8)
+    where = cluster(1e6, server=server, cpu_cores=2)
+    assert predict(job(ONE_LAYER, where, 4, "ps")).iteration_s == pytest.approx(4.0, rel=1e-4)
