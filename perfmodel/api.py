@@ -33,11 +33,8 @@ from perfmodel.provenance import Assumption, provenance
 from perfmodel.units import dimension_of, show
 from perfmodel.workload import Workload, expanded
 
-FEWEST_RUNS, MOST_RUNS = 4, 8
-"""Runs of a random job, each with a seed of its own; the confidence interval is over them."""
-
-CI_FRACTION = 0.01
-"""No more runs than the fewest are made once the confidence interval is within this fraction."""
+REL_CI = 0.01
+"""Half-width of the 95 % confidence interval that a random job is simulated to, as a fraction."""
 
 Progress = Callable[[int, int], None]
 
@@ -128,6 +125,7 @@ def predict(
     *,
     dataset_size: int | None = None,
     epochs: int | None = None,
+    rel_ci: float = REL_CI,
     progress: Progress | None = None,
 ) -> Prediction:
     """Predict how fast ``job`` trains, by simulating it.
@@ -135,23 +133,26 @@ def predict(
     Parameters
     ----------
     dataset_size, epochs : samples per epoch and number of epochs, for the training time.
-    progress : called with (rounds done, rounds in all) while a random job runs.
+    rel_ci : half-width of the confidence interval that a random job is simulated to, as a fraction
+        of its throughput.
+    progress : called with (done, expected) while a job is simulated.
 
     Raises
     ------
-    InputError : ``epochs`` without ``dataset_size``, or either below 1.
+    InputError : ``epochs`` without ``dataset_size``, or either below 1; ``rel_ci`` not in (0, 1].
     """
     if epochs is not None and dataset_size is None:
         raise InputError("epochs: needs dataset_size too")
+    number("rel_ci", rel_ci, above=0.0, at_most=1.0)
     job = _with_layers(job)
     memory = _memory(job)
     graph = build_graph(job)
-    runs = _run(graph, job.seed, progress)
-    rates = _rates(runs)
-    rate = float(rates.mean())
-    waits = np.mean([run.wait_fraction for run in runs], axis=0)
-    idle = 1.0 - np.mean([run.busy_fraction for run in runs], axis=0)
-    causes = {cause: float(waits[:, i].mean()) for i, cause in enumerate(CAUSES)}
+    run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
+    count = graph.group_count
+    rate = float((run.iterations_per_s * count).sum())
+    waits = (run.wait_fraction * count[:, None]).sum(axis=0) / count.sum()
+    idle = 1.0 - run.busy_fraction
+    causes = {cause: float(waits[i]) for i, cause in enumerate(CAUSES)}
     iteration_s = job.workers / rate
     communicating = causes["network"] + causes["server"]
     answer = Prediction(
@@ -163,32 +164,29 @@ def predict(
         batch_size=job.workload.batch_size,
         global_batch_size=job.workload.batch_size * job.workers,
         throughput_samples_per_s=rate * job.workload.batch_size,
-        throughput_ci_fraction=_ci_fraction(rates),
+        throughput_ci_fraction=run.ci_fraction,
         iteration_s=iteration_s,
-        compute_s=float((1.0 - idle).mean()) * iteration_s,
+        compute_s=float(1.0 - np.average(idle, weights=count)) * iteration_s,
         exposed_communication_s=communicating * iteration_s,
         idle_fraction=Idle(
-            mean=float(idle.mean()),
-            per_worker=tuple(idle.tolist()),
+            mean=float(np.average(idle, weights=count)),
+            per_worker=_by_worker(graph, idle),
             by_cause={cause: part for cause, part in causes.items() if part > 0.0},
         ),
-        staleness=_staleness(runs, job.workers),
-        clock_gap=ClockGap(
-            float(np.mean([run.clock_gap_mean for run in runs])),
-            max(run.clock_gap_max for run in runs),
-        ),
-        operation_s=_operations(graph, runs),
-        updates_per_s=float(np.mean([run.updates_per_s for run in runs])),
-        utilisation=_utilisation(graph, runs),
+        staleness=_staleness(graph, run),
+        clock_gap=ClockGap(run.clock_gap_mean, run.clock_gap_max),
+        operation_s=_operations(graph, run),
+        updates_per_s=run.updates_per_s,
+        utilisation=_utilisation(graph, run),
         memory=memory,
-        bottleneck=bottleneck(graph, runs[0]),
+        bottleneck=bottleneck(graph, run),
         training=_training(job, rate, dataset_size, epochs),
         notes=_notes(job, memory),
         assumptions=job.assumptions,
         provenance=provenance(job.seed, _inputs(job)),
     )
     answer.__dict__["trace"] = lambda: chrome_trace(
-        graph, timeline(graph, seed=_seeds(job.seed, 1)[0], first=2, iterations=2)
+        graph, timeline(graph, seed=job.seed, first=2, iterations=2)
     )
     return answer
 
@@ -274,98 +272,52 @@ def _cluster(
     return msgspec.structs.replace(base, nic=changed(base.nic), overrides=overrides)
 
 
-def _seeds(seed: int, count: int) -> list[int]:
-    """Seeds of the runs of a job: its own, then ones derived from it."""
-    derived = np.random.SeedSequence(seed).generate_state(count, np.uint64)
-    return [seed, *(int(s) for s in derived[1:])]
-
-
-def _run(graph: OpGraph, seed: int, progress: Progress | None) -> list[Measures]:
-    if not graph.random:
-        return [simulate(graph, seed=seed)]
-    runs: list[Measures] = []
-
-    def report(done: int, of: int) -> None:
-        if progress is not None:
-            expected = FEWEST_RUNS if len(runs) < FEWEST_RUNS else MOST_RUNS
-            progress(len(runs) * of + done, expected * of)
-
-    for run_seed in _seeds(seed, MOST_RUNS):
-        runs.append(simulate(graph, seed=run_seed, progress=report))
-        enough = len(runs) >= FEWEST_RUNS
-        if enough and _ci_fraction(_rates(runs)) <= CI_FRACTION:
-            break
-    return runs
-
-
-def _rates(runs: list[Measures]) -> Floats:
-    """Iterations per second of all workers together, by run."""
-    return np.array([run.iterations_per_s.sum() for run in runs])
-
-
-def _ci_fraction(rates: Floats) -> float:
-    """Half-width of the 95 % Student interval of the mean rate, as a fraction of it."""
-    if len(rates) < 2:
-        return 0.0
-    from scipy.special import stdtrit
-
-    spread = float(rates.std(ddof=1)) / math.sqrt(len(rates))
-    return float(stdtrit(len(rates) - 1, 0.975)) * spread / float(rates.mean())
-
-
-def _staleness(runs: list[Measures], workers: int) -> Staleness | None:
-    by_worker: list[dict[int, int]] = [{} for _ in range(workers)]
-    for run in runs:
-        for worker, counts in run.staleness.items():
-            for value, count in counts.items():
-                by_worker[worker][value] = by_worker[worker].get(value, 0) + count
-    merged: dict[int, int] = {}
-    for counts in by_worker:
-        for value, count in counts.items():
-            merged[value] = merged.get(value, 0) + count
-    total = sum(merged.values())
-    if not total or any(not counts for counts in by_worker):
+def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:
+    total = int(run.staleness.sum())
+    if not total or np.isnan(run.staleness_mean).any():
         return None
-
-    def mean(counts: Mapping[int, int]) -> float:
-        return sum(value * count for value, count in counts.items()) / sum(counts.values())
-
+    seen = {int(value): int(run.staleness[value]) for value in np.flatnonzero(run.staleness)}
     return Staleness(
-        mean=mean(merged),
-        p50=percentile(merged, 0.5),
-        p90=percentile(merged, 0.9),
-        max=max(merged),
-        per_worker=tuple(mean(counts) for counts in by_worker),
-        histogram={str(value): merged[value] / total for value in sorted(merged)},
+        mean=float(sum(value * count for value, count in seen.items())) / total,
+        p50=percentile(seen, 0.5),
+        p90=percentile(seen, 0.9),
+        max=max(seen),
+        per_worker=_by_worker(graph, run.staleness_mean),
+        histogram={str(value): count / total for value, count in seen.items()},
     )
 
 
-def _operations(graph: OpGraph, runs: list[Measures]) -> dict[str, float]:
+def _by_worker(graph: OpGraph, by_group: Floats) -> tuple[float, ...]:
+    return tuple(np.repeat(by_group, graph.group_count).tolist())
+
+
+def _operations(graph: OpGraph, run: Measures) -> dict[str, float]:
     """Mean seconds of each probed operation, by label."""
     out: dict[str, float] = {}
     for block in graph.probes:
         where = slice(block.first, block.first + block.size)
-        count = sum(float(run.probe_count[where].sum()) for run in runs)
-        seconds = sum(float(run.probe_seconds[where].sum()) for run in runs)
+        count = float(run.probe_count[where].sum())
         if count and block.label != "staleness":
-            out[block.label] = seconds / count
+            out[block.label] = float(run.probe_seconds[where].sum()) / count
     return out
 
 
-def _utilisation(graph: OpGraph, runs: list[Measures]) -> Utilisation:
-    slots = np.mean([run.slot_utilisation for run in runs], axis=0)
-    links = np.mean([run.link_utilisation for run in runs], axis=0)
-    busy = np.mean([run.busy_fraction for run in runs], axis=0)
+def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
     servers = {
-        block.name(slot): float(slots[slot])
+        block.name(slot): float(run.slot_utilisation[slot])
         for block in graph.slots
         if block.label.startswith("update")
         for slot in range(block.first, block.first + block.size)
     }
+    busy = _by_worker(graph, run.busy_fraction)
     return Utilisation(
-        workers={f"worker {i}": float(part) for i, part in enumerate(busy)},
+        workers={f"worker {i}": part for i, part in enumerate(busy)},
         servers=servers,
-        links={graph.link_name(i): float(part) for i, part in enumerate(links) if part > 0.0},
+        links={
+            graph.link_name(i): float(part)
+            for i, part in enumerate(run.link_utilisation)
+            if part > 0.0
+        },
     )
 
 

@@ -47,6 +47,13 @@ def _stragglers(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -
     return tuple(Straggler.parse(text) for text in texts)
 
 
+def _fraction(_: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Read ``1%`` or ``0.01``."""
+    from perfmodel.units import fraction
+
+    return None if text is None else fraction(text, f"--{str(option.name).replace('_', '-')}")
+
+
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -104,6 +111,12 @@ def cli(context: click.Context) -> None:
     help="Workers begin at once or at random offsets.",
 )
 @click.option("--seed", type=int, metavar="N", help="Of everything random.  [default: 0]")
+@click.option(
+    "--rel-ci",
+    metavar="1%",
+    callback=_fraction,
+    help="Simulate a random job until its 95 % confidence interval is this narrow.  [default: 1%]",
+)
 @click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -119,6 +132,8 @@ def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) ->
     from perfmodel import api, files
 
     totals = {name: given.pop(name) for name in ("dataset_size", "epochs")}
+    rel_ci = given.pop("rel_ci")
+    totals |= {"rel_ci": rel_ci} if rel_ci is not None else {}
     job = api.make_job(**_job_arguments(given))
     with _progress() as advance:
         prediction = api.predict(job, **totals, progress=advance)

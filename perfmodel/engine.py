@@ -3,93 +3,327 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from math import inf
+from types import TracebackType
 
-from perfmodel.errors import DeadlockError
-from perfmodel.eventloop import EventLoop
-from perfmodel.graph import OpGraph
-from perfmodel.measures import Measures, Span
+import numpy as np
 
-_PERIODIC_ROUNDS = 64
-"""Rounds after which a deterministic run without a one-round period is averaged instead."""
+from perfmodel import eventloop
+from perfmodel.compiled import choose
+from perfmodel.critical import (
+    critical_cycle,
+    cycle_without_lag,
+    describe_deadlock,
+    describe_fault,
+    finished,
+)
+from perfmodel.errors import DeadlockError, InputError, PerfmodelError
+from perfmodel.graph import NONE, OpGraph
+from perfmodel.measures import Measures, Span, Totals, measures
+from perfmodel.steady import Recurrence, Series, ci_fraction, warmup_rounds
+from perfmodel.world import column, forget_gap, give_back, grown, make_world, totals
 
-_SAME_STATE = 1e-9
-"""How far times, or bytes, of two states may differ by rounding, relative to the largest."""
+MOST_PERIODIC_ROUNDS = 255
+"""Rounds after which a deterministic run that has found no period is averaged as a random one."""
 
+FEWEST_RUNS, MOST_RUNS = 4, 16
+"""Runs of a job whose workers start at random times; the confidence interval is over them."""
 
-State = tuple[list[int], list[float], list[float]]
+PILOT_ROUNDS, MOST_PILOT_ROUNDS = 32, 512
+"""Rounds from which the warm-up is told; twice as many as long as it may take half of them."""
+
+MOST_ROUNDS = 32768
+"""Rounds of a run whose confidence interval stays wider than asked."""
+
+_DEPTH, _MOST_DEPTH = 8, 128
+"""Instances of each op that are remembered; as many as are ever remembered."""
+_FOR_EVER = 1 << 30
+_INSTANTS = 200_000
+"""Instants between two looks at the keyboard and the progress bar: some 0.1 s."""
+
+Progress = Callable[[int, int], None]
 
 
 def simulate(
     graph: OpGraph,
     *,
     seed: int = 0,
-    warmup: int = 10,
-    rounds: int = 15,
-    progress: Callable[[int, int], None] | None = None,
+    rel_ci: float = 0.01,
+    progress: Progress | None = None,
+    compiled: bool | None = None,
 ) -> Measures:
     """Run ``graph`` and measure it once it has settled.
 
-    A deterministic graph runs until one round (an iteration of every group) ends in the state it
-    began in; that round is the measurement, and it is exact for ever. Otherwise ``warmup`` rounds
-    are dropped and ``rounds`` measured.
+    A deterministic graph runs until its state recurs; what lies between is the measurement, and it
+    is exact for ever. A random one runs until the 95 % confidence interval of its throughput is
+    within ``rel_ci`` of it (or for MOST_ROUNDS; a graph that starts staggered is run again from
+    other starts, at most MOST_RUNS times); its warm-up is dropped.
+
+    Parameters
+    ----------
+    progress : called with (rounds done, rounds expected).
+    compiled : True or False asks for the compiled or the plain event loop; both give the same.
 
     Raises
     ------
+    InputError : ``rel_ci`` is not positive; the edges without lag have a cycle.
     DeadlockError : nothing can happen although iterations are left.
     """
-    run = EventLoop(graph, seed)
+    if not rel_ci > 0.0:
+        raise InputError(f"rel_ci must be positive, got {rel_ci:g}")
     if not graph.random:
-        before: State | None = None
-        for done in range(1, _PERIODIC_ROUNDS):
-            run.reset()
-            run.advance(done)
-            state = run.state()
-            if before is not None and _same(before, state):
-                return run.measures(done - 2, done - 1, periodic=True)
-            before = state
-        warmup = _PERIODIC_ROUNDS
-    run.advance(warmup)
-    run.reset()
-    for done in range(1, rounds + 1):
-        run.advance(warmup + done)
-        if progress is not None:
-            progress(done, rounds)
-    return run.measures(warmup - 1, None, periodic=False)
+        found = _periodic(graph, progress, compiled)
+        if found is not None:
+            return found
+    if graph.staggered:
+        return _from_many_starts(graph, seed, rel_ci, progress, compiled)
+    return _from_one_start(graph, seed, rel_ci, progress, compiled)
 
 
-def timeline(graph: OpGraph, *, seed: int = 0, first: int = 0, iterations: int = 2) -> list[Span]:
+def timeline(
+    graph: OpGraph,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    iterations: int = 2,
+    compiled: bool | None = None,
+) -> list[Span]:
     """The instances of iterations ``first`` to ``first + iterations - 1`` of every op, by start.
 
     Raises
     ------
-    DeadlockError : see :func:`simulate`.
+    InputError, DeadlockError : see :func:`simulate`.
     """
-    run = EventLoop(graph, seed, record=range(first, first + iterations))
-    run.advance(first + iterations)
-    run.drain()
-    return sorted(run.spans, key=lambda span: (span.start_s, span.op, span.iteration))
+    record = range(first, first + iterations)
+    with Run(graph, seed, record.stop, compiled, record=record) as run:
+        run.advance(record.stop)
+        run.drain(until_recorded=True)
+        return run.spans()
 
 
-def makespan(graph: OpGraph, *, seed: int = 0, iterations: int = 1) -> float:
+def makespan(
+    graph: OpGraph, *, seed: int = 0, iterations: int = 1, compiled: bool | None = None
+) -> float:
     """Seconds until every op has run exactly ``iterations`` times and nothing runs after that.
 
     Raises
     ------
-    DeadlockError : see :func:`simulate`.
+    InputError, DeadlockError : see :func:`simulate`.
     """
-    run = EventLoop(graph, seed, limit=iterations)
-    run.drain()
-    if min(run.arrived, default=iterations) < iterations:
-        raise DeadlockError(run.stuck())
-    return run.now
+    with Run(graph, seed, iterations, compiled, limit=iterations) as run:
+        run.drain()
+        return run.now
 
 
-def _same(a: State, b: State) -> bool:
-    """Whether two states agree, up to rounding of their times and of their bytes."""
-    if a[0] != b[0]:
-        return False
-    for before, after in zip(a[1:], b[1:], strict=True):
-        margin = _SAME_STATE * max(map(abs, after), default=0.0)
-        if any(abs(x - y) > margin for x, y in zip(before, after, strict=True)):
-            return False
-    return True
+def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) -> Measures | None:
+    """Measures of one period, None if none was found."""
+    with Run(graph, 0, 6, compiled, depth=_DEPTH) as run:
+        recurrence = Recurrence()
+        for done in range(1, MOST_PERIODIC_ROUNDS + 1):
+            run.advance(done)
+            if progress is not None:
+                progress(done, MOST_PERIODIC_ROUNDS)
+            before = recurrence.seen(run.world, done, run.totals)
+            if recurrence.fresh:
+                forget_gap(run.world)
+            if before is not None:
+                period = run.totals() - before
+                run.advance(done + _DEPTH)
+                cycle = critical_cycle(graph, run.world, period.time)
+                break
+        else:
+            return None
+    if not cycle and (depth := _power_of_two(4 * period.rounds)) > _DEPTH:
+        with Run(graph, 0, 6, compiled, depth=depth) as run:  # as far back as the cycle may lead
+            run.advance(done + depth)
+            cycle = critical_cycle(graph, run.world, period.time)
+    return measures(graph, period, periodic=True, cycle=cycle)
+
+
+def _power_of_two(at_least: int) -> int:
+    return min(1 << (at_least - 1).bit_length(), _MOST_DEPTH)
+
+
+def _from_one_start(
+    graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
+) -> Measures:
+    with Run(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_DEPTH) as run:
+        begin, clocks = _warm_up(run, progress)
+        series = Series()
+        for before, after in pairwise(clocks):
+            series.add(after[0] - before[0], after[1] - before[1])
+        done = run.rounds
+        while True:
+            ci = series.ci_fraction()
+            if ci <= rel_ci or done >= MOST_ROUNDS:
+                break
+            if progress is not None:
+                progress(done, _expected(done, ci / rel_ci, MOST_ROUNDS))
+            before = run.clock()
+            done += series.batch_rounds
+            run.advance(done)
+            after = run.clock()
+            series.add(after[0] - before[0], after[1] - before[1])
+        return measures(graph, run.totals() - begin, ci_fraction=ci)
+
+
+def _expected(done: int, wider: float, most: int) -> int:
+    """What will have been done once an interval is narrow that is ``wider`` times too wide."""
+    if wider > 1e3:
+        return min(2 * done, most)
+    return min(max(round(done * wider**2), done + 1), most)
+
+
+def _from_many_starts(
+    graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
+) -> Measures:
+    found: list[Totals] = []
+    ci = inf
+    while len(found) < MOST_RUNS and ci > rel_ci:
+        run_seed = _seeds(seed, MOST_RUNS)[len(found)]
+        expected = FEWEST_RUNS * PILOT_ROUNDS
+        with Run(graph, run_seed, expected, compiled, depth=_DEPTH) as run:
+            begin, _ = _warm_up(run, None)
+            found.append(run.totals() - begin)
+        if len(found) >= FEWEST_RUNS:
+            ci = ci_fraction([one.iterations_per_s(graph) for one in found])
+        if progress is not None:
+            runs = FEWEST_RUNS if ci == inf else _expected(len(found), ci / rel_ci, MOST_RUNS)
+            progress(len(found), max(runs, len(found)))
+    together = found[0]
+    for one in found[1:]:
+        together = together + one
+    return measures(graph, together, ci_fraction=ci, runs=len(found))
+
+
+Clock = tuple[float, float]
+
+
+def _warm_up(run: Run, progress: Progress | None) -> tuple[Totals, list[Clock]]:
+    """Run until the warm-up can be told; the totals at its end, and the clock at each round since.
+
+    Candidates are powers of two up to half of the pilot (steady.warmup_rounds).
+    """
+    rounds = PILOT_ROUNDS
+    marks = {0: run.totals()}
+    clocks = [run.clock()]
+    while True:
+        for done in range(len(clocks), rounds + 1):
+            run.advance(done)
+            clocks.append(run.clock())
+            if done & (done - 1) == 0:
+                marks[done] = run.totals()
+                forget_gap(run.world)
+            if progress is not None:
+                progress(done, rounds)
+        rates = [(b[0] - a[0]) / max(b[1] - a[1], 1e-300) for a, b in pairwise(clocks)]
+        dropped = warmup_rounds(rates)
+        if dropped < rounds // 2 or rounds >= MOST_PILOT_ROUNDS:
+            return marks[dropped], clocks[dropped:]
+        rounds *= 2
+
+
+def _seeds(seed: int, count: int) -> list[int]:
+    """Seeds of the runs of a job: its own, then ones derived from it."""
+    derived = np.random.SeedSequence(seed).generate_state(count, np.uint64)
+    return [seed, *(int(s) for s in derived[1:])]
+
+
+class Run:
+    """One simulation under way; a context, so that its memory is used again."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        seed: int,
+        rounds: int,
+        wish: bool | None,
+        *,
+        depth: int = 0,
+        limit: int = NONE,
+        record: range = range(0),
+    ) -> None:
+        self.graph = graph
+        self.limit = limit
+        self.record = record
+        self._loop = choose(graph.n_ops * rounds, wish)
+        world, self._kept = make_world(graph, seed, depth=depth, limit=limit, record=record)
+        self.world = self._loop.convert(world)
+        self._handle = self._loop.handle(self.world)
+        cycle = cycle_without_lag(graph)
+        if cycle:
+            names = " -> ".join(repr(graph.op_name(op)) for op in [*cycle, cycle[0]])
+            raise InputError(f"edges without lag form a cycle: {names}")
+        self._loop.begin(self._handle)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        give_back(self.graph, self._kept)
+
+    @property
+    def now(self) -> float:
+        """The present of the simulation (s)."""
+        return float(column(self.world, "state", "now")[0])
+
+    @property
+    def rounds(self) -> int:
+        """Iterations that every group has ended."""
+        return int(column(self.world, "state", "slowest")[0])
+
+    def clock(self) -> Clock:
+        """Iterations of all workers so far, and the time (s)."""
+        iterations = column(self.world, "groups", "iterations")
+        return float((iterations * self.graph.group_count).sum()), self.now
+
+    def totals(self) -> Totals:
+        """What has been counted so far."""
+        return totals(self.graph, self.world)
+
+    def advance(self, rounds: int) -> None:
+        """Run until every group has ended ``rounds`` iterations."""
+        if self._go(rounds) == eventloop.STUCK:
+            raise DeadlockError(describe_deadlock(self.graph, self.world))
+
+    def drain(self, *, until_recorded: bool = False) -> None:
+        """Run on until nothing moves, or the recorded iterations of every op have ended."""
+        rounds = self.rounds
+        while self._go(rounds + 1 if until_recorded else _FOR_EVER) != eventloop.STUCK:
+            rounds += 1
+            if not np.isnan(np.array(self.world.span_end)).any():
+                return
+        if self.limit != NONE and not finished(self.graph, self.world, self.limit):
+            raise DeadlockError(describe_deadlock(self.graph, self.world))
+
+    def spans(self) -> list[Span]:
+        """The recorded timeline, by start."""
+        n = self.graph.n_ops
+        ready, start, end = (
+            np.array(values)
+            for values in (self.world.span_ready, self.world.span_start, self.world.span_end)
+        )
+        ended = np.flatnonzero(~np.isnan(end))
+        order = ended[np.lexsort((ended // n, ended % n, start[ended]))]
+        return [
+            Span(at % n, at // n + self.record.start, ready[at], start[at], end[at])
+            for at in order.tolist()
+        ]
+
+    def _go(self, rounds: int) -> int:
+        """Let the event loop run, with a break now and then for whoever wants to interrupt it."""
+        while True:
+            status = self._loop.advance(self._handle, rounds, _INSTANTS)
+            if status == eventloop.FULL:
+                self.world = grown(self.world)
+                self._handle = self._loop.handle(self.world)
+            elif status in (eventloop.UNOPENED, eventloop.OVERRUN, eventloop.ENDLESS):
+                raise PerfmodelError(describe_fault(self.graph, self.world, status))
+            elif status != eventloop.PAUSED:
+                return status

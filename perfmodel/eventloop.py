@@ -3,569 +3,781 @@
 Iterations are unrolled here; what is kept is one period of state. Rules:
 
 - Iteration i of an op is *ready* when every in-edge holds a token and iteration i-1 has ended.
-- A slot serves ready ops first come first served; ties go to the lower op id.
-- An op first takes its seconds, then moves its bytes; both hold the slot. Its latency follows.
+- A slot serves ready ops by priority, then first come first served; ties go to the lower op id.
+  An op that holds several slots starts when it is first in the queue of each and all have room.
+- An op first takes its seconds, then moves its bytes; both hold its slots. Its latency follows.
 - Transfers share links max-min fairly; rates change only where a transfer starts or ends.
-- Events of one instant are handled in order of (kind, id); slots and rates are settled after.
+- Within an instant timers go first, in order of (kind, op), then transfers that end, then what
+  takes no time; slots are given away after these, and rates are settled last.
 
-All arithmetic is free of absolute tolerances, so scaling every time by two scales the result by
-exactly two.
+No tolerance is absolute, so scaling every time by two scales the result by exactly two. Times that
+differ by rounding alone (SAME_INSTANT) are one instant.
+
+The functions here run as they stand, on records that are Python objects, and compiled, on arrays
+of records (:mod:`perfmodel.compiled`). Both do the same operations on the same numbers in the same
+order, and so agree to the last bit. This is why they use loops, and nothing but numbers.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
+from typing import Any
 
-import numpy as np
+from perfmodel.sharing import flow_ends, flow_starts, next_service_s, settle
 
-from perfmodel.errors import DeadlockError, PerfmodelError
-from perfmodel.fairness import fair_rates
-from perfmodel.graph import CAUSES, NONE, OpGraph, block_of
-from perfmodel.measures import Measures, Span
-from perfmodel.noise import Factors, offsets
+NONE = -1
+IDLE, QUEUED, WORKING, MOVING, PASSING = range(5)
+"""Phases of an op; one that is passing is not active in this iteration."""
+PLAIN, DRAIN, TO_QUORUM, TO_EVERY, TO_MAILBOX, TO_BATCH, FROM_BATCH = range(7)
+"""Kinds of edges. Who takes a token from a drained one takes all that are there."""
+NO_GATE, QUORUM, EVERY, MAILBOX, BATCH = range(5)
+OP_ENDS, TOKENS_ARRIVE, FLOW_STARTS, START_DUE, TICK = range(5)
+"""Kinds of timers, in the order in which they go off."""
+DONE, PAUSED, STUCK, FULL, UNOPENED, OVERRUN, ENDLESS = range(7)
+"""How a call of :func:`advance` ended."""
+MOST_AT_ONCE = 1000
+"""Times that an op may run, on average, without any time passing."""
+MOST_STEPS = 16
+"""Instances, per op of the graph, that a walk back looks at."""
+KIND = 1 << 32
+SAME_INSTANT = 1.0 + 2.0**-46
+"""Times that differ by less than this factor are one instant: what happens at once by design
+would otherwise be torn apart by rounding. A power of two, so that it scales exactly."""
+CAUSES = 6
+"""As many as graph.CAUSES."""
 
-_OP_ENDS, _TOKENS_ARRIVE, _FLOW_STARTS, _FLOWS_END = range(4)
-_HISTORY = 4
-"""Instances of each op remembered, to walk back from a wait to what caused it."""
+Id = int
+World = Any
+"""A perfmodel.world.World; Any, because its records are arrays or objects."""
 
 
-class EventLoop:
-    """State of one simulation. Lists rather than arrays: this is read and written one by one."""
+def advance(w: World, rounds: int, budget: int) -> int:
+    """Run until every group has ended ``rounds`` iterations, or for ``budget`` instants."""
+    s = w.state[0]
+    while s.slowest < rounds:
+        if s.fault != DONE:
+            return int(s.fault)
+        if budget <= 0:
+            return PAUSED
+        if 2 * s.timers > s.timer_room:
+            return FULL
+        budget -= 1
+        if not _instant(w):
+            return STUCK
+    return int(s.fault)
 
-    def __init__(
-        self, graph: OpGraph, seed: int, *, record: range = range(0), limit: int | None = None
-    ) -> None:
-        n = graph.n_ops
-        self.graph = graph
-        self.record = record
-        self.limit = limit
-        self.spans: list[Span] = []
-        self.now = 0.0
-        self.events: list[tuple[float, int, int, int]] = []
-        # ops
-        self.seconds = graph.op_seconds.tolist()
-        self.bytes = graph.op_bytes.tolist()
-        self.latency = graph.op_latency_s.tolist()
-        self.slot = graph.op_slot.tolist()
-        self.cause = graph.op_cause.tolist()
-        self.factors = [
-            Factors(seed, g, graph.noise_cv, graph.noise_kind) for g in range(graph.n_groups)
-        ]
-        noisy = graph.op_noise & (graph.noise_cv > 0.0)
-        self.noise_group = np.where(noisy, graph.op_group, NONE).tolist()
-        self.started = [0] * n
-        self.arrived = [0] * n
-        self.rec_ready = [0.0] * (n * _HISTORY)
-        self.rec_start = [0.0] * (n * _HISTORY)
-        self.rec_last = [NONE] * (n * _HISTORY)
-        self.rec_enabler = [NONE] * (n * _HISTORY)
-        # edges
-        sources, targets = graph.edge_source.tolist(), graph.edge_target.tolist()
-        self.tokens = graph.edge_lag.tolist()
-        self.out: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        self.into: list[list[int]] = [[] for _ in range(n)]
-        self.missing = [0] * n
-        for edge, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            self.out[source].append((edge, target))
-            self.into[target].append(edge)
-            if not self.tokens[edge]:
-                self.missing[target] += 1
-        # slots
-        self.free = graph.slot_capacity.tolist()
-        self.slot_capacity = graph.slot_capacity.tolist()
-        self.queue: list[list[tuple[float, int]]] = [[] for _ in self.free]
-        self.releaser = [NONE] * len(self.free)
-        self.touched: list[int] = []
-        self._init_routes()
-        self._init_groups()
-        self._init_probes()
-        self.reset()
-        delays = graph.op_stagger_s.tolist()
-        late_by = offsets(seed, graph.n_groups) if any(delays) else []
-        for op, lacking in enumerate(tuple(self.missing)):
-            if lacking:
-                continue
-            if delays[op] > 0.0:
-                self.missing[op] = 1
-                late = delays[op] * late_by[int(graph.op_group[op])]
-                heapq.heappush(self.events, (late, _TOKENS_ARRIVE, NONE - 1 - op, 0))
+
+def begin(w: World) -> None:
+    """Start what waits for nothing, or set a timer for it if it starts late."""
+    s = w.state[0]
+    for op in range(s.n_ops):
+        o = w.ops[op]
+        if o.missing == 0:
+            late = w.late[op] if s.staggered != 0 else 0.0
+            if late > 0.0:
+                o.missing = 1
+                _set_timer(w, late, START_DUE, op)
             else:
-                self._ready(op, NONE)
-        self._dispatch()
+                _ready(w, op, NONE)
+    _dispatch(w)
 
-    def _init_routes(self) -> None:
-        graph = self.graph
-        known: dict[tuple[object, ...], int] = {}
-        self.links_of: list[list[int]] = []
-        self.cap: list[float] = []
-        self.route = [NONE] * graph.n_ops
-        starts, links = graph.path_start.tolist(), graph.path_links.tolist()
-        caps = graph.op_rate_cap_bytes_per_s.tolist()
-        for op, size in enumerate(self.bytes):
-            path = links[starts[op] : starts[op + 1]]
-            if size > 0.0 and (path or caps[op] < float("inf")):
-                key = (*path, caps[op])
-                if key not in known:
-                    known[key] = len(self.links_of)
-                    self.links_of.append(path)
-                    self.cap.append(caps[op])
-                self.route[op] = known[key]
-        n = len(self.links_of)
-        self.capacity = graph.link_capacity_bytes_per_s.tolist()
-        self.routes_on: list[dict[int, None]] = [{} for _ in self.capacity]
-        self.flows = [0] * n
-        self.settled = [0] * n
-        self.rate = [0.0] * n
-        self.served = [0.0] * n
-        self.served_at = [0.0] * n
-        self.version = [0] * n
-        self.pending: list[list[tuple[float, int]]] = [[] for _ in range(n)]
-        self.changed: list[int] = []
 
-    def _init_groups(self) -> None:
-        graph = self.graph
-        n = graph.n_groups
-        self.group_on: list[int] = [NONE] * len(self.free)
-        for group, slot in enumerate(graph.group_device.tolist()):
-            self.group_on[slot] = group
-        self.marks: list[int] = [NONE] * graph.n_ops
-        for group, op in enumerate(graph.group_mark.tolist()):
-            self.marks[op] = group
-        self.idle_since = [0.0] * n
-        self.busy = [0.0] * n
-        self.waits = [[0.0] * len(CAUSES) for _ in range(n)]
-        self.rows: list[list[tuple[float, ...]]] = [[] for _ in range(n)]
-        self.iterations = [0] * n
-        self.slowest = self.fastest = 0
-        self.marked = False
-
-    def _init_probes(self) -> None:
-        graph = self.graph
-        self.opens_at_ready: dict[int, list[int]] = {}
-        self.opens_at_end: dict[int, list[int]] = {}
-        self.closes: dict[int, list[int]] = {}
-        self.raises: dict[int, list[int]] = {}
-        at_ready = graph.probe_at_ready.tolist()
-        for probe, op in enumerate(graph.probe_open.tolist()):
-            table = self.opens_at_ready if at_ready[probe] else self.opens_at_end
-            table.setdefault(op, []).append(probe)
-        for probe, op in enumerate(graph.probe_close.tolist()):
-            self.closes.setdefault(op, []).append(probe)
-        for op, counter in zip(graph.counter_ops.tolist(), graph.counter_ids.tolist(), strict=True):
-            self.raises.setdefault(op, []).append(counter)
-        self.probe_counter = graph.probe_counter.tolist()
-        self.probe_group = graph.probe_group.tolist()
-        self.stamps: list[deque[tuple[float, int]]] = [
-            deque([(0.0, 0)] * lag) for lag in graph.probe_lag.tolist()
-        ]
-        self.counters = [0] * (int(graph.counter_ids.max()) + 1 if graph.counter_ids.size else 0)
-        watched = {*self.opens_at_end, *self.closes, *self.raises}
-        self.watched = [op in watched for op in range(graph.n_ops)]
-
-    # -- measuring ---------------------------------------------------------------------------
-
-    def reset(self) -> None:
-        """Forget what was measured so far; what follows is the measurement."""
-        graph = self.graph
-        self.since = self.now
-        self.slot_busy = [0.0] * len(self.free)
-        self.moved = [0.0] * len(self.links_of)
-        self.critical = [0.0] * graph.n_ops
-        self.critical_count = [0] * graph.n_ops
-        self.critical_rounds = 0
-        self.probe_seconds = [0.0] * len(self.probe_counter)
-        self.probe_count = [0] * len(self.probe_counter)
-        self.staleness: dict[int, dict[int, int]] = {}
-        self.raised = 0
-        self.gap_seconds = 0.0
-        self.gap_max = 0
-
-    def state(self) -> tuple[list[int], list[float], list[float]]:
-        """Everything the future depends on, relative to the present: counts, times, bytes.
-
-        Two equal states of a deterministic graph have equal futures.
-        """
-        now, base = self.now, self.slowest
-        counts = [*self.tokens, *self.missing, *self.free, *self.flows]
-        counts += [started - base for started in self.started]
-        counts += [done - base for done in self.iterations]
-        times = [now - since for since in self.idle_since]
-        left = []
-        pending = sorted(
-            (kind, identity, time)
-            for time, kind, identity, made_for in self.events
-            if kind != _FLOWS_END or made_for == self.version[identity]
-        )
-        for kind, identity, time in pending:
-            counts += (kind, identity)
-            times.append(time - now)
-        for slot, queue in enumerate(self.queue):
-            for ready, op in sorted(queue):
-                counts += (slot, op)
-                times.append(now - ready)
-        for route, flows in enumerate(self.pending):
-            served = self.served[route] + (now - self.served_at[route]) * self.rate[route]
-            for level, op in sorted(flows):
-                counts.append(op)
-                left.append(level - served)
-        return counts, times, left
-
-    def measures(self, first: int, last: int | None, *, periodic: bool) -> Measures:
-        """Measures between marks ``first`` and ``last`` (None: the latest) of each group."""
-        graph = self.graph
-        elapsed = self.now - self.since
-        rates, busy, waits = [], [], []
-        for rows in self.rows:
-            begin, end = rows[first], rows[-1 if last is None else last]
-            iterations = (len(rows) - 1 if last is None else last) - first
-            span = end[0] - begin[0]
-            rates.append(iterations / span if span > 0.0 else float("inf"))
-            busy.append((end[1] - begin[1]) / span if span > 0.0 else 1.0)
-            waits.append(
-                [
-                    (b - a) / span if span > 0.0 else 0.0
-                    for a, b in zip(begin[2:], end[2:], strict=True)
-                ]
-            )
-        per_second = 1.0 / elapsed if elapsed > 0.0 else 0.0
-        load = np.zeros(len(self.capacity))
-        for route, moved in enumerate(self.moved):
-            load[self.links_of[route]] += moved
-        return Measures(
-            periodic=periodic,
-            rounds=self.slowest,
-            elapsed_s=elapsed,
-            iterations_per_s=np.array(rates),
-            busy_fraction=np.array(busy),
-            wait_fraction=np.array(waits).reshape(len(rates), len(CAUSES)),
-            link_utilisation=load * per_second / graph.link_capacity_bytes_per_s,
-            slot_utilisation=np.array(self.slot_busy) * per_second / graph.slot_capacity,
-            probe_seconds=np.array(self.probe_seconds),
-            probe_count=np.array(self.probe_count, np.float64),
-            staleness=self.staleness,
-            critical_s=np.array(self.critical) / max(self.critical_rounds, 1),
-            critical_count=np.array(self.critical_count) / max(self.critical_rounds, 1),
-            updates_per_s=self.raised / max(len(self.counters), 1) * per_second,
-            clock_gap_mean=self.gap_seconds * per_second,
-            clock_gap_max=self.gap_max,
-        )
-
-    # -- the event loop ----------------------------------------------------------------------
-
-    def advance(self, rounds: int) -> None:
-        """Run until every group has ended ``rounds`` iterations."""
-        while self.slowest < rounds:
-            if not self._instant():
-                raise DeadlockError(self.stuck())
-
-    def drain(self) -> None:
-        """Run on until the recorded iterations of every op have ended, or nothing moves."""
-        wanted = self.graph.n_ops * len(self.record) if self.limit is None else None
-        while len(self.spans) != wanted and self._instant():
-            pass
-
-    def _instant(self) -> bool:
-        """Handle everything that happens at the next instant; False if nothing ever will."""
-        if self.changed:
-            self._share()
-        events, version = self.events, self.version
-        while events and events[0][1] == _FLOWS_END and events[0][3] != version[events[0][2]]:
-            heapq.heappop(events)  # the rate has changed since
-        if not events:
-            return False
-        now = events[0][0]
-        gap = self.fastest - self.slowest
-        self.gap_seconds += gap * (now - self.now)
-        if now > self.now and gap > self.gap_max:
-            self.gap_max = gap
-        self.now = now
-        while True:
-            while events and events[0][0] == now:
-                _, kind, identity, made_for = heapq.heappop(events)
-                if kind == _OP_ENDS:
-                    self._end(identity)
-                elif kind == _FLOWS_END:
-                    if made_for == version[identity]:
-                        self._flows_end(identity)
-                elif kind == _FLOW_STARTS:
-                    self._flow_starts(identity)
-                elif identity < NONE:
-                    self._supply(NONE - 1 - identity, NONE)
-                else:
-                    self._arrive(identity)
-            if self.touched:
-                self._dispatch()
-            if not (events and events[0][0] == now):
+def _instant(w: World) -> bool:
+    """Handle everything that happens at the next instant; False if nothing ever will."""
+    s = w.state[0]
+    if s.changed > 0:
+        settle(w)
+    if s.soon > 0:  # only before the first instant
+        now = s.now
+    elif s.timers > 0:
+        now = w.timer_time[0]
+        if s.busy_pools > 0:
+            now = min(now, next_service_s(w))
+    elif s.busy_pools > 0:
+        now = next_service_s(w)
+    else:
+        return False
+    if s.fastest > s.slowest and now > s.now:
+        gap = s.fastest - s.slowest
+        s.gap_seconds += gap * (now - s.now)
+        s.gap_max = max(s.gap_max, gap)
+    s.now = now
+    now *= SAME_INSTANT
+    while True:
+        while s.timers > 0 and w.timer_time[0] <= now:
+            what = _pop_timer(w)
+            _timer(w, what >> 32, what & (KIND - 1))
+        while s.busy_pools > 0 and next_service_s(w) <= now:
+            for k in range(flow_ends(w)):
+                _moved(w, w.ended[k])
+        while s.soon > 0 and s.fault == DONE:
+            _soon(w)
+        if s.fault != DONE:
+            return True
+        if s.touched > 0:
+            _dispatch(w)
+        if s.soon == 0 and not (s.timers > 0 and w.timer_time[0] <= now):
+            if not (s.busy_pools > 0 and next_service_s(w) <= now):
                 break
-        if self.marked:
-            self.marked = False
-            self.slowest, self.fastest = min(self.iterations), max(self.iterations)
-        return True
+    return True
 
-    def _dispatch(self) -> None:
-        """Give free slots to the ops that have waited longest."""
-        while self.touched:
-            slot = self.touched.pop()
-            queue = self.queue[slot]
-            while queue and self.free[slot]:
-                ready, op = heapq.heappop(queue)
-                self.free[slot] -= 1
-                waited = ready < self.now and self.releaser[slot] != NONE
-                self._start(op, self.releaser[slot] if waited else NONE)
 
-    def _supply(self, op: int, source: int) -> None:
-        """One of the things ``op`` lacked is there; ``source`` is the instance that brought it."""
-        self.missing[op] -= 1
-        if not self.missing[op]:
-            self._ready(op, source)
+def _timer(w: World, kind: int, op: Id) -> None:
+    if kind == OP_ENDS:
+        _end(w, op)
+    elif kind == TOKENS_ARRIVE:
+        _arrive(w, op)
+    elif kind == FLOW_STARTS:
+        _move(w, op)
+    elif kind == START_DUE:
+        _supply(w, op, NONE)
+    else:
+        _tick(w, op)
 
-    def _ready(self, op: int, source: int) -> None:
-        if self.started[op] == self.limit:
-            return
-        missing, tokens = 1, self.tokens
-        for edge in self.into[op]:
-            tokens[edge] -= 1
-            if not tokens[edge]:
-                missing += 1
-        self.missing[op] = missing
-        record = op * _HISTORY + self.started[op] % _HISTORY
-        self.rec_ready[record] = self.now
-        self.rec_last[record] = source
-        self.rec_enabler[record] = source
-        if op in self.opens_at_ready:
-            for probe in self.opens_at_ready[op]:
-                self._open(probe)
-        slot = self.slot[op]
-        if slot < 0:
-            self._start(op, NONE)
-        else:
-            heapq.heappush(self.queue[slot], (self.now, op))
-            self.touched.append(slot)
 
-    def _start(self, op: int, releaser: int) -> None:
-        now = self.now
-        iteration = self.started[op]
-        self.started[op] = iteration + 1
-        record = op * _HISTORY + iteration % _HISTORY
-        self.rec_start[record] = now
+def _soon(w: World) -> None:
+    """Handle the oldest of what is due at this very instant."""
+    s = w.state[0]
+    op = w.soon[s.soon_first]
+    if s.now > s.soon_since:
+        s.soon_since = s.now
+        s.at_once = 0
+    s.at_once += 1
+    if s.at_once > MOST_AT_ONCE * s.n_ops:
+        s.fault, s.culprit = ENDLESS, op
+    s.soon_first += 1
+    if s.soon_first > s.n_ops:
+        s.soon_first = 0
+    s.soon -= 1
+    _end(w, op)
+
+
+def _end_soon(w: World, op: Id) -> None:
+    s = w.state[0]
+    last = s.soon_first + s.soon
+    if last > s.n_ops:
+        last -= s.n_ops + 1
+    w.soon[last] = op
+    s.soon += 1
+
+
+# -- readiness ---------------------------------------------------------------------------------
+
+
+def _supply(w: World, op: Id, source: int) -> None:
+    """One of the things ``op`` lacked is there; ``source`` is the instance that brought it."""
+    o = w.ops[op]
+    o.missing -= 1
+    if o.missing == 0:
+        _ready(w, op, source)
+
+
+def _hand(w: World, k: int, source: int) -> None:
+    """A token comes along edge ``k``; ``tokens`` counts all that ever came, and the lag."""
+    edge = w.edges[k]
+    target = edge.target if edge.target >= 0 else w.gate_edges[-1 - edge.target].target
+    t = w.ops[target]
+    edge.tokens += 1
+    if edge.tokens == t.taken + 1:
+        t.missing -= 1
+        if t.missing == 0:
+            _ready(w, target, source)
+    else:
+        t.early += 1
+
+
+def _ready(w: World, op: Id, source: int) -> None:
+    """Take a token from every edge into ``op``, and queue it for its slots."""
+    s, o = w.state[0], w.ops[op]
+    if o.taken == s.limit and not _keeps_own_count(w, op):
+        return
+    if s.depth > 0:
+        record = op * s.depth + (o.taken & (s.depth - 1))
+        w.rec_ready[record] = s.now
+        w.rec_last[record] = source
+        w.rec_enabler[record] = source
+    o.taken += 1
+    o.missing = w.need[op]
+    o.since = s.now
+    if o.early > 0:
+        _take_early(w, op)
+    active = True
+    if o.extra >= 0:
+        x = w.extras[o.extra]
+        if x.watch >= 0:
+            watch = w.watches[x.watch]
+            for k in range(watch.ready, watch.close):
+                _open(w, w.watched[k])
+        if x.special >= 0:
+            active = _prepare(w, op)
+    if not active:
+        o.phase = PASSING
+        _start(w, op, NONE)
+    elif o.holds == 0:
+        _start(w, op, NONE)
+    else:
+        o.phase = QUEUED
+        for k in range(o.hold, o.hold + o.holds):
+            _enqueue(w, w.holds[k].slot, op)
+
+
+def _take_early(w: World, op: Id) -> None:
+    """Count the tokens that have come already for the iteration after the one that is ready."""
+    o = w.ops[op]
+    for k in range(w.into_first[op], w.into_first[op + 1]):
+        edge = w.edges[w.into[k]]
+        surplus = edge.tokens - o.taken
+        kind = PLAIN if edge.target >= 0 else w.gate_edges[-1 - edge.target].kind
+        if surplus > 0 and kind == DRAIN:
+            w.edges[w.gate_edges[-1 - edge.target].pair].tokens += surplus
+            edge.tokens -= surplus
+            o.early -= surplus
+        elif surplus > 0 and (kind == PLAIN or kind == FROM_BATCH):
+            o.early -= 1
+            o.missing -= 1
+
+
+def _keeps_own_count(w: World, op: Id) -> bool:
+    """Whether an op's gate fires at times of its own rather than once an iteration."""
+    extra = w.ops[op].extra
+    if extra < 0 or w.extras[extra].special < 0:
+        return False
+    gate = w.specials[w.extras[extra].special].gate
+    return bool(gate == QUORUM or gate == EVERY or gate == BATCH)
+
+
+def _prepare(w: World, op: Id) -> bool:
+    """Apply the op's rules to the iteration it is ready for; False if it is not active in it."""
+    o = w.ops[op]
+    x = w.specials[w.extras[o.extra].special]
+    if x.gate == QUORUM:
+        x.fired += 1
+        x.count = 0
+        for k in range(w.into_first[op], w.into_first[op + 1]):
+            if w.edges[w.into[k]].tokens > x.fired:
+                x.count += 1
+        if x.count < x.need:
+            x.open = 0
+            o.missing += 1
+    elif x.gate == EVERY:
+        x.count -= x.need
+        if x.count < x.need:
+            x.open = 0
+            o.missing += 1
+    elif x.gate == BATCH:
+        x.open = 0
+        o.missing += 1
+        _load_batch(w, op)
+    iteration = o.taken - 1
+    if iteration % x.every != x.phase:
+        return False
+    if x.activity >= 0:
+        part = draw(w, x.activity, iteration, 0) * (1.0 / KIND)
+        if not x.low <= part < x.high:
+            return False
+    if x.choice >= 0:
+        a = x.alternative + draw(w, x.choice, iteration, 1) * x.alternatives // KIND
+        o.hold, o.holds = w.alternatives[a].hold, w.alternatives[a].holds
+        o.route = w.alternatives[a].route
+        w.extras[o.extra].latency = w.alternatives[a].latency
+    return True
+
+
+def _enqueue(w: World, slot: int, op: Id) -> None:
+    """Put ``op`` into the queue of ``slot``: its head, and a binary heap of those behind."""
+    s, q = w.state[0], w.slots[slot]
+    q.waiting += 1
+    if q.waiting == 1:
+        q.head = op
+    else:
+        if _goes_before(w, op, q.head):
+            op, q.head = q.head, op
+        i = q.waiting - 2
+        while i > 0:
+            parent = (i - 1) >> 1
+            other = w.queue[q.first + parent]
+            if not _goes_before(w, op, other):
+                break
+            w.queue[q.first + i] = other
+            i = parent
+        w.queue[q.first + i] = op
+    if q.touched == 0:
+        q.touched = 1
+        w.touched[s.touched] = slot
+        s.touched += 1
+
+
+def _dequeue(w: World, slot: int) -> None:
+    """Take the head out of the queue of ``slot``."""
+    q = w.slots[slot]
+    q.waiting -= 1
+    if q.waiting == 0:
+        return
+    n, first = q.waiting - 1, q.first
+    q.head = w.queue[first]
+    op = w.queue[first + n]
+    i, child = 0, 1
+    while child < n:
+        if child + 1 < n and _goes_before(w, w.queue[first + child + 1], w.queue[first + child]):
+            child += 1
+        if not _goes_before(w, w.queue[first + child], op):
+            break
+        w.queue[first + i] = w.queue[first + child]
+        i = child
+        child = 2 * i + 1
+    w.queue[first + i] = op
+
+
+def _goes_before(w: World, a: Id, b: Id) -> bool:
+    x, y = w.ops[a], w.ops[b]
+    if x.priority != y.priority:
+        return bool(x.priority < y.priority)
+    if x.since != y.since:
+        return bool(x.since < y.since)
+    return a < b
+
+
+def _dispatch(w: World) -> None:
+    """Give free slots to those that are first in their queues."""
+    s = w.state[0]
+    while s.touched > 0:
+        s.touched -= 1
+        slot = w.touched[s.touched]
+        q = w.slots[slot]
+        q.touched = 0
+        while q.waiting > 0:
+            op = q.head
+            o = w.ops[op]
+            if not _has_room(w, op):
+                break
+            releaser, released = NONE, o.since
+            for k in range(o.hold, o.hold + o.holds):
+                hold = w.holds[k]
+                other = w.slots[hold.slot]
+                other.free -= hold.units
+                _dequeue(w, hold.slot)
+                if other.released > released:
+                    releaser, released = other.releaser, other.released
+                if hold.slot != slot and other.touched == 0:
+                    other.touched = 1
+                    w.touched[s.touched] = hold.slot
+                    s.touched += 1
+            _start(w, op, releaser)
+
+
+def _has_room(w: World, op: Id) -> bool:
+    o = w.ops[op]
+    for k in range(o.hold, o.hold + o.holds):
+        hold = w.holds[k]
+        q = w.slots[hold.slot]
+        if q.free < hold.units or q.head != op:
+            return False
+    return True
+
+
+# -- running -----------------------------------------------------------------------------------
+
+
+def _start(w: World, op: Id, releaser: int) -> None:
+    s, o = w.state[0], w.ops[op]
+    if o.phase == QUEUED and o.extra >= 0 and _left(w, op) > 0.0:
+        o.since = s.now
+        _move(w, op)
+        return
+    iteration = o.taken - 1
+    if s.first_span <= iteration < s.end_span:
+        span = (iteration - s.first_span) * s.n_ops + op
+        w.span_ready[span] = o.since
+        w.span_start[span] = s.now
+    o.since = s.now
+    if s.depth > 0:
+        record = op * s.depth + (iteration & (s.depth - 1))
+        w.rec_start[record] = s.now
         if releaser != NONE:
-            self.rec_enabler[record] = releaser
-        slot = self.slot[op]
-        if slot >= 0:
-            group = self.group_on[slot]
-            if group >= 0 and self.idle_since[group] < now:
-                self._attribute(group, record)
-        seconds = self.seconds[op]
-        noisy = self.noise_group[op]
-        if noisy >= 0:
-            seconds *= self.factors[noisy][iteration]
-        if self.route[op] < 0:
-            heapq.heappush(self.events, (now + seconds, _OP_ENDS, op, 0))
-        elif seconds > 0.0:
-            heapq.heappush(self.events, (now + seconds, _FLOW_STARTS, op, 0))
-        else:
-            self._flow_starts(op)
+            w.rec_enabler[record] = releaser
+        if o.phase != PASSING:
+            for k in range(o.hold, o.hold + o.holds):
+                q = w.slots[w.holds[k].slot]
+                if q.group >= 0 and q.released < s.now:
+                    _attribute(w, q.group, max(q.released, 0.0), record)
+    if o.phase == PASSING:
+        _end_soon(w, op)
+        return
+    seconds = o.seconds
+    if o.extra >= 0:
+        x = w.extras[o.extra]
+        if x.stream >= 0:
+            seconds *= _factor(w, x.stream, iteration)
+        if x.special >= 0 and w.specials[x.special].gate == MAILBOX:
+            mailbox = w.specials[x.special]
+            seconds += mailbox.count * mailbox.per_token
+            mailbox.count = 0
+    if seconds > 0.0:
+        o.phase = WORKING
+        _set_timer(w, s.now + seconds, FLOW_STARTS if o.route >= 0 else OP_ENDS, op)
+    elif o.route >= 0:
+        _move(w, op)
+    else:
+        o.phase = WORKING
+        _end_soon(w, op)
 
-    def _end(self, op: int) -> None:
-        """The op's work is done: free its slot, pass on its tokens once its latency is over."""
-        now = self.now
-        iteration = self.started[op] - 1
-        record = op * _HISTORY + iteration % _HISTORY
-        start = self.rec_start[record]
-        slot = self.slot[op]
-        if slot >= 0:
-            self.free[slot] += 1
-            self.releaser[slot] = record
-            self.touched.append(slot)
-            begin = start if start > self.since else self.since
-            self.slot_busy[slot] += now - begin
-            group = self.group_on[slot]
-            if group >= 0:
-                self.idle_since[group] = now
-                self.busy[group] += now - start
-        if iteration in self.record:
-            self.spans.append(Span(op, iteration, self.rec_ready[record], start, now))
-        self._supply(op, record)
-        latency = self.latency[op]
-        if latency > 0.0:
-            heapq.heappush(self.events, (now + latency, _TOKENS_ARRIVE, op, 0))
-        else:
-            self._arrive(op)
 
-    def _arrive(self, op: int) -> None:
-        record = op * _HISTORY + self.arrived[op] % _HISTORY
-        self.arrived[op] += 1
-        if self.watched[op]:
-            self._probe(op)
-        tokens, missing = self.tokens, self.missing
-        for edge, target in self.out[op]:
-            tokens[edge] += 1
-            if tokens[edge] == 1:
-                missing[target] -= 1
-                if not missing[target]:
-                    self._ready(target, record)
-        group = self.marks[op]
-        if group >= 0:
-            self._mark(group, record)
+def _move(w: World, op: Id) -> None:
+    """Start to move the op's bytes, or the next piece of them."""
+    o = w.ops[op]
+    o.phase = MOVING
+    amount = o.bytes
+    if o.extra >= 0 and w.extras[o.extra].special >= 0:
+        x = w.specials[w.extras[o.extra].special]
+        if x.left > 0.0:
+            amount = x.left
+        x.left = max(amount - x.quantum, 0.0)
+        amount = min(amount, x.quantum)
+    if amount > 0.0:
+        flow_starts(w, op, amount)
+    else:
+        _end_soon(w, op)
 
-    # -- shared links ------------------------------------------------------------------------
 
-    def _flow_starts(self, op: int) -> None:
-        route = self.route[op]
-        if self.flows[route]:
-            self._serve(route)
-        else:
-            self.served[route] = 0.0
-            self.served_at[route] = self.now
-        heapq.heappush(self.pending[route], (self.served[route] + self.bytes[op], op))
-        self.flows[route] += 1
-        self.changed.append(route)
+def _left(w: World, op: Id) -> float:
+    """Bytes that an op has still to move once the present piece has been."""
+    special = w.extras[w.ops[op].extra].special
+    return float(w.specials[special].left) if special >= 0 else 0.0
 
-    def _flows_end(self, route: int) -> None:
-        pending = self.pending[route]
-        level = pending[0][0]
-        self.served[route] = level
-        self.served_at[route] = self.now
-        self.changed.append(route)
-        ended = []
-        while pending and pending[0][0] == level:
-            ended.append(heapq.heappop(pending)[1])
-        self.flows[route] -= len(ended)
-        for op in ended:  # only now: what ends may at once start anew on this route
-            self.moved[route] += self.bytes[op]
-            self._end(op)
 
-    def _serve(self, route: int) -> None:
-        """Bring the bytes each flow on ``route`` has got up to date."""
-        self.served[route] += (self.now - self.served_at[route]) * self.rate[route]
-        self.served_at[route] = self.now
+def _moved(w: World, op: Id) -> None:
+    """The op's bytes, or the piece of them that was sent, have been moved."""
+    s, o = w.state[0], w.ops[op]
+    if o.extra >= 0 and _left(w, op) > 0.0:
+        _release(w, op)
+        o.since = s.now
+        o.phase = QUEUED
+        for k in range(o.hold, o.hold + o.holds):
+            _enqueue(w, w.holds[k].slot, op)
+        if o.holds == 0:
+            _start(w, op, NONE)
+    else:
+        _end(w, op)
 
-    def _share(self) -> None:
-        """Recompute the rates of every route that shares links with one that changed."""
-        changed, flows, settled = dict.fromkeys(self.changed), self.flows, self.settled
-        self.changed = []
-        touched: dict[int, None] = {}
-        for route in changed:
-            if flows[route] != settled[route]:
-                if not settled[route]:
-                    for link in self.links_of[route]:
-                        self.routes_on[link][route] = None
-                elif not flows[route]:
-                    for link in self.links_of[route]:
-                        del self.routes_on[link][route]
-                settled[route] = flows[route]
-                touched.update(dict.fromkeys(self.links_of[route]))
-                if not self.links_of[route]:
-                    self.rate[route] = self.cap[route]
-        if touched:
-            reach = self._component(touched)
-            rates = fair_rates(reach, self.links_of, flows, self.capacity, self.cap, self.routes_on)
-            for route, rate in rates.items():
-                if rate != self.rate[route]:
-                    self._serve(route)
-                    self.rate[route] = rate
-                    changed[route] = None
-        for route in changed:
-            self.version[route] += 1
-            if flows[route]:
-                left = self.pending[route][0][0] - self.served[route]
-                when = self.served_at[route] + max(left, 0.0) / self.rate[route]
-                event = (max(when, self.now), _FLOWS_END, route, self.version[route])
-                heapq.heappush(self.events, event)
 
-    def _component(self, links: dict[int, None]) -> list[int]:
-        """Every route that carries flows and is joined to ``links`` by shared links."""
-        reach: dict[int, None] = {}
-        todo = list(links)
-        while todo:
-            link = todo.pop()
-            for route in self.routes_on[link]:
-                if route not in reach:
-                    reach[route] = None
-                    for other in self.links_of[route]:
-                        if other not in links:
-                            links[other] = None
-                            todo.append(other)
-        return list(reach)
+def _release(w: World, op: Id) -> None:
+    """Free the slots that ``op`` holds."""
+    s, o = w.state[0], w.ops[op]
+    for k in range(o.hold, o.hold + o.holds):
+        slot, units = w.holds[k].slot, w.holds[k].units
+        q = w.slots[slot]
+        q.free += units
+        q.released = s.now
+        q.releaser = op * s.depth + ((o.taken - 1) & (s.depth - 1)) if s.depth > 0 else NONE
+        q.busy += units * (s.now - o.since)
+        if q.touched == 0:
+            q.touched = 1
+            w.touched[s.touched] = slot
+            s.touched += 1
 
-    # -- probes ------------------------------------------------------------------------------
 
-    def _open(self, probe: int) -> None:
-        counter = self.probe_counter[probe]
-        self.stamps[probe].append((self.now, self.counters[counter] if counter >= 0 else 0))
+def _end(w: World, op: Id) -> None:
+    """The op's work is done: free its slots, pass on its tokens once its latency is over."""
+    s, o = w.state[0], w.ops[op]
+    now = s.now
+    latency = w.extras[o.extra].latency if o.extra >= 0 else 0.0
+    iteration = o.taken - 1
+    record = op * s.depth + (iteration & (s.depth - 1)) if s.depth > 0 else NONE
+    if o.phase == PASSING:
+        latency = 0.0
+    else:
+        _release(w, op)
+    if s.first_span <= iteration < s.end_span:
+        w.span_end[(iteration - s.first_span) * s.n_ops + op] = now
+    o.phase = IDLE
+    if o.extra < 0 or not _is_batch(w, op):
+        _supply(w, op, record)
+    if latency > 0.0:
+        _set_timer(w, now + latency, TOKENS_ARRIVE, op)
+    else:
+        _arrive(w, op)
 
-    def _probe(self, op: int) -> None:
-        for probe in self.closes.get(op, ()):
-            if not self.stamps[probe]:
-                raise PerfmodelError(
-                    f"probe {block_of(self.graph.probes, probe).label!r} is closed by "
-                    f"{self.graph.op_name(op)!r} before it was opened"
-                )
-            opened, count = self.stamps[probe].popleft()
-            self.probe_seconds[probe] += self.now - opened
-            self.probe_count[probe] += 1
-            counter = self.probe_counter[probe]
-            if counter >= 0:
-                histogram = self.staleness.setdefault(self.probe_group[probe], {})
-                stale = self.counters[counter] - count
-                histogram[stale] = histogram.get(stale, 0) + 1
-        for counter in self.raises.get(op, ()):
-            self.counters[counter] += 1
-            self.raised += 1
-        for probe in self.opens_at_end.get(op, ()):
-            self._open(probe)
 
-    def _mark(self, group: int, record: int) -> None:
-        rows = self.rows[group]
-        if rows and group == self.iterations[group] % len(self.rows):
-            self._walk_critical(record, rows[-1][0])
-        rows.append((self.now, self.busy[group], *self.waits[group]))
-        self.iterations[group] += 1
-        self.marked = True
+def _arrive(w: World, op: Id) -> None:
+    """Hand the tokens of the op's oldest instance that is still on its way to who waits."""
+    s, o = w.state[0], w.ops[op]
+    record = NONE
+    if s.depth > 0:
+        record = op * s.depth + (w.arrived[op] & (s.depth - 1))
+        w.arrived[op] += 1
+    if o.extra >= 0 and w.extras[o.extra].watch >= 0:
+        _probe(w, op)
+    for k in range(o.out, w.ops[op + 1].out):
+        edge = w.edges[k]
+        if edge.target >= 0 or w.gate_edges[-1 - edge.target].kind == DRAIN:
+            _hand(w, k, record)
+        elif w.gate_edges[-1 - edge.target].kind != FROM_BATCH:
+            _to_gate(w, k, record)
+    if o.extra >= 0:
+        if _is_batch(w, op):
+            _unload_batch(w, op, record)
+        if w.extras[o.extra].mark >= 0:
+            _mark(w, w.extras[o.extra].mark, record)
 
-    def _walk_critical(self, record: int, until: float) -> None:
-        """Follow what let each op start, back to ``until``, and charge the time to the ops."""
-        end = self.now
-        self.critical_rounds += 1
-        while end > until:
-            start = self.rec_start[record]
-            if start > end:  # overwritten by a later instance: the chain is lost here
-                return
-            self.critical[record // _HISTORY] += end - max(start, until)
-            self.critical_count[record // _HISTORY] += 1
-            end = start
-            record = self.rec_enabler[record]
-            if record == NONE:
-                return
 
-    def _attribute(self, group: int, record: int) -> None:
-        """Split the idle time that ends now by what the op that starts now had to wait for.
+# -- gates -------------------------------------------------------------------------------------
 
-        Back along the last-arriving predecessors: the time a predecessor ran is its own cause,
-        the time it queued for a slot is what held the slot up (the cause of the op itself).
-        """
-        until, end = self.idle_since[group], self.now
-        waits = self.waits[group]
-        cause = self.cause[record // _HISTORY]
-        while end > until:
-            record = self.rec_last[record]
-            if record == NONE or self.rec_ready[record] > end:
-                waits[cause] += end - until
-                return
-            cause = self.cause[record // _HISTORY]
-            ready = self.rec_ready[record]
-            waits[cause] += end - max(ready, until)
-            end = ready
 
-    def stuck(self) -> str:
-        """Which ops wait although nothing runs any more."""
-        waiting = [
-            op for op, n in enumerate(self.missing) if n and self.arrived[op] == self.slowest
-        ]
-        names = ", ".join(repr(self.graph.op_name(op)) for op in waiting[:4])
-        more = f" and {len(waiting) - 4} more" if len(waiting) > 4 else ""
-        return (
-            f"deadlock at {self.now:g} s after {self.slowest} iterations: {names}{more} "
-            "wait for each other"
-        )
+def _to_gate(w: World, k: int, source: int) -> None:
+    """A token comes along edge ``k`` to an op with a gate."""
+    s, edge = w.state[0], w.gate_edges[-1 - w.edges[k].target]
+    x = w.specials[w.extras[w.ops[edge.target].extra].special]
+    if edge.kind == TO_QUORUM:
+        w.edges[k].tokens += 1
+        if w.edges[k].tokens == x.fired + 1:
+            x.count += 1
+    elif edge.kind == TO_BATCH:
+        w.items[edge.pair].tokens += 1
+        if x.count == 0:  # no tick is due
+            x.count = 1
+            tick = -(-s.now // x.cycle) * x.cycle
+            _set_timer(w, max(tick, s.now), TICK, edge.target)
+        return
+    else:
+        x.count += 1
+        if edge.kind == TO_MAILBOX:
+            return
+    if x.open == 0 and x.count >= x.need:
+        x.open = 1
+        _supply(w, edge.target, source)
+
+
+def _is_batch(w: World, op: Id) -> bool:
+    special = w.extras[w.ops[op].extra].special
+    return bool(special >= 0 and w.specials[special].gate == BATCH)
+
+
+def _tick(w: World, op: Id) -> None:
+    """Admit what is there; the op takes it up if it is not under way."""
+    x = w.specials[w.extras[w.ops[op].extra].special]
+    x.count = 0
+    waiting = 0
+    for i in range(x.alternative, x.alternative + x.alternatives):
+        w.items[i].admitted += w.items[i].tokens
+        w.items[i].tokens = 0
+        waiting += w.items[i].admitted
+    if waiting > 0 and x.open == 0:
+        x.open = 1
+        _supply(w, op, NONE)
+
+
+def _load_batch(w: World, op: Id) -> None:
+    """Take as many of the admitted items as fit, at least one."""
+    o = w.ops[op]
+    x = w.specials[w.extras[o.extra].special]
+    total = 0.0
+    for i in range(x.alternative, x.alternative + x.alternatives):
+        item = w.items[i]
+        if item.admitted > 0 and (total == 0.0 or total + item.bytes <= x.cap):
+            item.admitted -= 1
+            item.loaded = 1
+            total += item.bytes
+    o.bytes = total
+
+
+def _unload_batch(w: World, op: Id, record: int) -> None:
+    """Hand out the items that have been moved, and go on with what was admitted beside them."""
+    x = w.specials[w.extras[w.ops[op].extra].special]
+    waiting = 0
+    for i in range(x.alternative, x.alternative + x.alternatives):
+        item = w.items[i]
+        waiting += item.admitted
+        if item.loaded > 0:
+            item.loaded = 0
+            _hand(w, item.edge, record)
+    if waiting > 0 and x.open == 0:
+        x.open = 1
+        _supply(w, op, record)
+    _supply(w, op, record)
+
+
+# -- random numbers ----------------------------------------------------------------------------
+
+
+def draw(w: World, stream: int, counter: int, word: int) -> int:
+    """Word 0 or 1 (32 bits) of ``stream`` at ``counter``: a function of these and the seed alone.
+
+    Philox2x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+    SC 2011, doi 10.1145/2063384.2063405.
+    """
+    a, b = philox(counter & 0xFFFFFFFF, stream, w.state[0].key)
+    return a if word == 0 else b
+
+
+def philox(a: int, b: int, key: int) -> tuple[int, int]:
+    """Philox2x32-10 of a counter of two words of 32 bits, and a key of one."""
+    for _ in range(10):
+        product = a * 0xD256D193
+        a = ((product >> 32) & 0xFFFFFFFF) ^ key ^ b
+        b = product & 0xFFFFFFFF
+        key = (key + 0x9E3779B9) & 0xFFFFFFFF
+    return a, b
+
+
+def _factor(w: World, stream: int, iteration: int) -> float:
+    """Factor of a stream in an iteration: one of the equally likely values of its table."""
+    x = w.streams[stream]
+    if x.at != iteration:
+        x.at = iteration
+        x.factor = w.table[x.first + (draw(w, stream, iteration, 0) >> 16)]
+    return float(x.factor)
+
+
+# -- probes ------------------------------------------------------------------------------------
+
+
+def _open(w: World, probe: int) -> None:
+    s, p = w.state[0], w.probes[probe]
+    if p.open == p.room:
+        s.fault, s.culprit = OVERRUN, probe
+        return
+    at = p.stamp + (p.next + p.open) % p.room
+    p.open += 1
+    w.stamp_time[at] = s.now
+    w.stamp_count[at] = w.counters[p.counter] if p.counter >= 0 else 0
+
+
+def _probe(w: World, op: Id) -> None:
+    s, watch = w.state[0], w.watches[w.extras[w.ops[op].extra].watch]
+    for k in range(watch.close, watch.rise):
+        p = w.probes[w.watched[k]]
+        if p.open == 0:
+            s.fault, s.culprit = UNOPENED, w.watched[k]
+            return
+        at = p.stamp + p.next
+        p.open -= 1
+        p.next = (p.next + 1) % p.room
+        w.probe_seconds[w.watched[k]] += s.now - w.stamp_time[at]
+        w.probe_count[w.watched[k]] += 1
+        if p.counter >= 0:
+            stale = w.counters[p.counter] - w.stamp_count[at]
+            w.histogram[min(stale, s.bins - 1)] += 1
+            if p.group >= 0:
+                w.stale_sum[p.group] += stale
+                w.stale_count[p.group] += 1
+    for k in range(watch.rise, watch.open):
+        w.counters[w.watched[k]] += 1
+        s.raised += 1
+    for k in range(watch.open, watch.end):
+        _open(w, w.watched[k])
+
+
+def _mark(w: World, group: int, record: int) -> None:
+    """A group ends an iteration."""
+    s, g = w.state[0], w.groups[group]
+    if g.iterations > 0 and s.depth > 0 and group == g.iterations % s.n_groups:
+        _walk_critical(w, record, w.marked_at[group])
+    w.marked_at[group] = s.now
+    w.marked_busy[group] = w.slots[g.device].busy
+    for k in range(group * CAUSES, (group + 1) * CAUSES):
+        w.marked_waits[k] = w.waits[k]
+    g.iterations += 1
+    if g.iterations > s.fastest:
+        s.fastest = g.iterations
+    if g.iterations == s.slowest + 1:
+        s.behind -= 1
+        if s.behind == 0:
+            s.slowest += 1
+            for other in range(s.n_groups):
+                if w.groups[other].iterations == s.slowest:
+                    s.behind += 1
+
+
+def _walk_critical(w: World, record: int, until: float) -> None:
+    """Follow what let each op start, back to ``until``, and charge the time to the ops."""
+    s = w.state[0]
+    end = s.now
+    s.walks += 1
+    for _ in range(MOST_STEPS * s.n_ops):
+        start = w.rec_start[record]
+        if start > end:  # overwritten by a later instance: the chain is lost here
+            return
+        op = record // s.depth
+        w.critical[op] += end - max(start, until)
+        w.critical_count[op] += 1.0
+        end = start
+        record = w.rec_enabler[record]
+        if record == NONE or not end > until:
+            return
+
+
+def _attribute(w: World, group: int, until: float, record: int) -> None:
+    """Split the time a group was idle by what the op that starts now had to wait for.
+
+    It was idle from ``until`` to now.
+
+    Back along the last-arriving predecessors: the time a predecessor ran is its own cause,
+    the time it queued for a slot is what held the slot up (the cause of the op itself).
+    """
+    s = w.state[0]
+    end = s.now
+    waits = group * CAUSES
+    cause = w.cause[record // s.depth]
+    for _ in range(MOST_STEPS * s.n_ops):
+        record = w.rec_last[record]
+        if record == NONE or w.rec_ready[record] > end:  # a later instance took its place
+            break
+        cause = w.cause[record // s.depth]
+        ready = w.rec_ready[record]
+        w.waits[waits + cause] += end - max(ready, until)
+        end = ready
+        if not end > until:
+            return
+    w.waits[waits + cause] += end - until
+
+
+# -- timers ------------------------------------------------------------------------------------
+
+
+def _set_timer(w: World, time: float, kind: int, op: Id) -> None:
+    """Add to the timers, a binary heap in order of (time, kind, op)."""
+    s, times, whats = w.state[0], w.timer_time, w.timer_what
+    what = kind * KIND + op
+    i = s.timers
+    if i == s.timer_room:
+        s.fault = FULL
+        return
+    s.timers = i + 1
+    while i > 0:
+        parent = (i - 1) >> 1
+        if times[parent] < time or (times[parent] == time and whats[parent] < what):
+            break
+        times[i] = times[parent]
+        whats[i] = whats[parent]
+        i = parent
+    times[i] = time
+    whats[i] = what
+
+
+def _pop_timer(w: World) -> int:
+    """Take out the first timer; returns its kind and op."""
+    s, times, whats = w.state[0], w.timer_time, w.timer_what
+    first = whats[0]
+    n = s.timers - 1
+    s.timers = n
+    time, what = times[n], whats[n]
+    i, child = 0, 1
+    while child < n:  # the gap sinks to the bottom, then the last timer rises from there
+        if child + 1 < n:
+            if times[child] == times[child + 1]:
+                child += whats[child + 1] < whats[child]
+            else:
+                child += times[child + 1] < times[child]
+        times[i] = times[child]
+        whats[i] = whats[child]
+        i = child
+        child = 2 * i + 1
+    while i > 0:
+        parent = (i - 1) >> 1
+        if times[parent] < time or (times[parent] == time and whats[parent] < what):
+            break
+        times[i] = times[parent]
+        whats[i] = whats[parent]
+        i = parent
+    times[i] = time
+    whats[i] = what
+    return int(first)

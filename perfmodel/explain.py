@@ -51,14 +51,14 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
 
 def _resource(graph: OpGraph, measures: Measures, op: int) -> tuple[str, str, float]:
     """Family and name of the resource an op holds, and the part of its time that is latency."""
-    slot = int(graph.op_slot[op])
-    path = graph.path(op)
+    slots, path = graph.held(op), graph.path(op)
     if graph.op_bytes[op] > 0.0 and len(path):
         link = int(path[np.argmax(measures.link_utilisation[path])])
         fixed = float(graph.op_seconds[op] + graph.op_latency_s[op])
         return block_of(graph.links, link).label, graph.link_name(link), fixed
     fixed = float(graph.op_latency_s[op])
-    if slot != NONE:
+    if len(slots):
+        slot = int(slots[0])
         return block_of(graph.slots, slot).label, graph.slot_name(slot), fixed
     return LATENCY, LATENCY, fixed
 
@@ -133,10 +133,9 @@ def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 def _where(graph: OpGraph, op: int) -> tuple[int, str]:
     """Node (NONE for the network as a whole) and resource that an op is drawn on."""
-    slot = int(graph.op_slot[op])
-    if slot != NONE:
-        return int(graph.slot_place[slot]), graph.slot_name(slot)
-    path = graph.path(op)
+    slots, path = graph.held(op), graph.path(op)
+    if len(slots):
+        return int(graph.slot_place[slots[0]]), graph.slot_name(int(slots[0]))
     if len(path):
         return int(graph.link_place[path[0]]), graph.link_name(int(path[0]))
     return NONE, "synchronisation"

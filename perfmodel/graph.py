@@ -1,9 +1,10 @@
 """The one idea: a training job as a small cyclic graph of operations over contended resources.
 
-An **op** runs once per iteration. It may occupy one **slot** (a unit of a serial resource: a
-device, a connection, an update thread), and it either takes seconds or moves bytes along a
-**path** of **links** that it shares with other transfers. An **edge** with lag k makes iteration i
-of its target wait for iteration i-k of its source. Two instances of one op never overlap.
+An **op** runs once per iteration. It may hold **slots** (units of serial resources: a device, a
+connection, a server's threads), it takes seconds, and it moves bytes along a **path** of **links**
+that it shares with other transfers. An **edge** with lag k makes iteration i of its target wait for
+iteration i-k of its source. Two instances of one op never overlap. What does not fit this has a
+name of its own: activity, choice, quantum, and the gates quorum, every, mailbox and batch.
 
 The graph knows nothing about neural networks and nothing about simulated time. It is stored in
 arrays: a :class:`GraphBuilder` takes whole blocks of ops (workers x layers, say) as NumPy arrays
@@ -23,11 +24,13 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.errors import InputError
 
 Ids = NDArray[np.int64]
+Refs = NDArray[np.int32]
+"""Ids as a graph stores them."""
 Floats = NDArray[np.float64]
 Axis = tuple[str, Sequence[str] | None]
 
 NONE = -1
-"""No slot, no link, no group, no counter."""
+"""No slot, no link, no group, no counter, no stream."""
 
 MOST = 50_000_000
 """Ops, slots, links or probes of one graph; more would not fit into memory."""
@@ -39,7 +42,7 @@ small times would vanish in rounding, and the clock would stand still."""
 CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
 """What one may wait for. Every op and slot names the cause it is to those who wait for it."""
 
-DelayDistribution = Literal["lognormal", "gamma"]
+Distribution = Literal["lognormal", "gamma"]
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -76,22 +79,111 @@ def block_of(blocks: Sequence[Block], identity: int) -> Block:
     return next(b for b in blocks if b.first <= identity < b.first + b.size)
 
 
-class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+class Activity(msgspec.Struct, frozen=True, eq=False):
+    """Iterations in which ops (ids, any shape) are active; in the others they pass on their tokens.
+
+    Active is iteration i with i % every == phase, if the draw u of (seed, ``draw``, i) has
+    low <= u < high. ``draw`` is a stream for each op, NONE where nothing is drawn.
+    """
+
+    ops: Ids
+    every: int
+    phase: int
+    low: float
+    high: float
+    draw: Ids
+
+
+class Choice(msgspec.Struct, frozen=True, eq=False):
+    """Ops (ops,) that take one of several routes and slots, by the draw of (seed, draw, i).
+
+    ``routes``, ``slots`` (ops, alternatives); a slot may be NONE. Ops that share a stream choose
+    the alternative of the same number.
+    """
+
+    ops: Ids
+    draw: Ids
+    routes: Ids
+    slots: Ids
+    latency_s: Floats
+
+
+class Quantum(msgspec.Struct, frozen=True, eq=False):
+    """Ops that go to the back of their slots' queues whenever they have moved ``bytes``."""
+
+    ops: Ids
+    bytes: float
+
+
+class Quorum(msgspec.Struct, frozen=True, eq=False):
+    """``op`` fires with the ``count``-th token for an iteration; later ones are absorbed.
+
+    Who waits for the op takes all the tokens it finds, and is thereby in the iteration of the last.
+    """
+
+    op: int
+    count: int
+
+
+class Every(msgspec.Struct, frozen=True, eq=False):
+    """``op`` fires once for every ``count`` tokens, whoever they come from."""
+
+    op: int
+    count: int
+
+
+class Mailbox(msgspec.Struct, frozen=True, eq=False):
+    """``op`` takes all tokens from ``sources`` that are there when it starts, and waits for none.
+
+    Each lengthens it by ``per_token_s``.
+    """
+
+    op: int
+    sources: Ids
+    per_token_s: float
+
+
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """``op`` moves together what is ready at a tick, up to ``cap_bytes`` at a time.
+
+    Ticks are the multiples of ``cycle_s``. ``sources``, ``targets``, ``bytes`` (items,): an item
+    is ready with a token from its source, and its target gets a token once it has been moved.
+    """
+
+    op: int
+    sources: Ids
+    targets: Ids
+    bytes: Floats
+    cycle_s: float
+    cap_bytes: float
+
+
+Rule = Activity | Choice | Quantum | Quorum | Every | Mailbox | Batch
+
+
+class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True):
     """A job's ops, edges and resources, in arrays (all read-only).
 
-    Shapes: ``op_*`` (ops,); ``edge_*`` (edges,) sorted by source; ``path_start`` (ops+1,) into
-    ``path_links``; ``slot_*`` (slots,); ``link_*`` (links,); ``probe_*`` (probes,);
-    ``group_*`` (groups,). A *group* is whoever iterates: one worker.
+    Shapes: ``op_*`` (ops,); ``edge_*`` (edges,) in the order they were added; ``hold_start``
+    (ops+1,) into ``hold_slots`` and ``hold_units``; ``route_*`` (routes,), ``route_start``
+    (routes+1,) into ``route_links`` and ``route_units``; ``slot_*`` (slots,); ``link_*`` (links,);
+    ``stream_*`` (streams,); ``probe_*`` (probes,); ``group_*`` (groups,). A *group* is whoever
+    iterates: one worker, or ``group_count`` workers that are alike in everything.
 
     Attributes
     ----------
-    op_seconds : time an op takes besides moving bytes (s); it holds the slot.
-    op_bytes : bytes an op moves along its path after that; 0 for none.
-    op_latency_s : delay between an op's end, which frees its slot, and its successors' start.
-    op_noise : whether the group's random factor of the iteration applies to ``op_seconds``.
+    op_seconds : time an op takes besides moving bytes (s); it holds its slots.
+    op_bytes : bytes an op moves along its route after that; 0 for none.
+    op_latency_s : delay between an op's end, which frees its slots, and its successors' start.
+    op_stream : stream of the random factor of ``op_seconds``.
+    op_priority : who of those waiting for a slot goes first: the lowest, then the first to come.
     op_cause : index into CAUSES.
     op_stagger_s : the first instance is held back by a random part of this (s); the parts of the
         groups are spread evenly over [0, 1).
+    hold_units : how much of the slot's capacity the op takes.
+    route_units : how much of the link's capacity one unit of rate takes.
+    route_cap_bytes_per_s, route_weight : limit of one transfer's rate; its part in sharing.
+    stream_cv, stream_kind : coefficient of variation and distribution (index into KINDS).
     probe_open, probe_close : ops; the probe runs from iteration i-lag of the open op (its end, or
         when it became ready, as ``probe_at_ready`` says) to the end of iteration i of the close op.
     probe_counter : index of the counter that the close op raises, or NONE; the rise of the
@@ -103,33 +195,41 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     op_seconds: Floats
     op_bytes: Floats
     op_latency_s: Floats
-    op_rate_cap_bytes_per_s: Floats
-    op_slot: Ids
-    op_group: Ids
-    op_cause: Ids
-    op_noise: NDArray[np.bool_]
+    op_route: Refs
+    op_stream: Refs
+    op_priority: Refs
+    op_group: Refs
+    op_cause: NDArray[np.int8]
     op_stagger_s: Floats
-    path_start: Ids
-    path_links: Ids
-    edge_source: Ids
-    edge_target: Ids
-    edge_lag: Ids
+    hold_start: Refs
+    hold_slots: Refs
+    hold_units: Ids
+    route_start: Refs
+    route_links: Refs
+    route_units: Floats
+    route_cap_bytes_per_s: Floats
+    route_weight: Floats
+    edge_source: Refs
+    edge_target: Refs
+    edge_lag: Refs
     slot_capacity: Ids
     slot_place: Ids
     link_capacity_bytes_per_s: Floats
     link_place: Ids
-    probe_open: Ids
-    probe_close: Ids
+    stream_cv: Floats
+    stream_kind: Refs
+    probe_open: Refs
+    probe_close: Refs
     probe_at_ready: NDArray[np.bool_]
-    probe_lag: Ids
-    probe_counter: Ids
-    probe_group: Ids
-    counter_ops: Ids
-    counter_ids: Ids
+    probe_lag: Refs
+    probe_counter: Refs
+    probe_group: Refs
+    counter_ops: Refs
+    counter_ids: Refs
     group_device: Ids
     group_mark: Ids
-    noise_cv: float
-    noise_kind: DelayDistribution
+    group_count: Ids
+    rules: tuple[Rule, ...]
     ops: tuple[Block, ...]
     slots: tuple[Block, ...]
     links: tuple[Block, ...]
@@ -148,7 +248,17 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     @property
     def random(self) -> bool:
         """Whether the seed matters."""
-        return self.noise_cv > 0.0 or bool(np.any(self.op_stagger_s > 0.0))
+        return (
+            bool(np.any(self.stream_cv > 0.0))
+            or self.staggered
+            or any(isinstance(rule, Choice) for rule in self.rules)
+            or any(isinstance(r, Activity) and r.high - r.low < 1.0 for r in self.rules)
+        )
+
+    @property
+    def staggered(self) -> bool:
+        """Whether groups start at random times."""
+        return bool(np.any(self.op_stagger_s > 0.0))
 
     def op_name(self, op: int) -> str:
         """Readable name of an op."""
@@ -162,15 +272,34 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """Readable name of a link."""
         return _name(self.links, link)
 
-    def path(self, op: int) -> Ids:
+    def path(self, op: int) -> Refs:
         """The links an op's bytes take."""
-        return self.path_links[self.path_start[op] : self.path_start[op + 1]]
+        route = self.op_route[op]
+        if route == NONE:
+            return self.route_links[:0]
+        return self.route_links[self.route_start[route] : self.route_start[route + 1]]
+
+    def held(self, op: int) -> Refs:
+        """The slots an op holds."""
+        return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]
+
+    def rate_cap_bytes_per_s(self, op: int) -> float:
+        """The most an op's transfer may get, however empty its links are."""
+        route = self.op_route[op]
+        return math.inf if route == NONE else float(self.route_cap_bytes_per_s[route])
 
     def bytes_by_link(self) -> Floats:
         """Bytes over each link in one iteration of every op, shape (links,)."""
+        used = self.op_route != NONE
+        routes = np.zeros(len(self.route_weight))
+        np.add.at(routes, self.op_route[used], self.op_bytes[used])
         total = np.zeros(len(self.link_capacity_bytes_per_s))
-        np.add.at(total, self.path_links, np.repeat(self.op_bytes, np.diff(self.path_start)))
+        moved = np.repeat(routes, np.diff(self.route_start)) * self.route_units
+        np.add.at(total, self.route_links, moved)
         return total
+
+
+KINDS: tuple[Distribution, ...] = ("lognormal", "gamma")
 
 
 class GraphBuilder:
@@ -179,21 +308,28 @@ class GraphBuilder:
     def __init__(self) -> None:
         self._columns: dict[str, list[NDArray[Any]]] = {}
         self._blocks: dict[str, list[Block]] = {"op": [], "slot": [], "link": [], "probe": []}
-        self._count = {"op": 0, "slot": 0, "link": 0, "probe": 0, "counter": 0}
-        self._noise: tuple[float, DelayDistribution] = (0.0, "lognormal")
+        self._count = dict.fromkeys(("op", "slot", "link", "probe", "counter", "stream"), 0)
+        self._routes = 0
+        self._latency = np.zeros(0)
+        self._rules: list[Rule] = []
 
     def slots(
         self,
         label: str,
         shape: tuple[int, ...],
         *,
-        capacity: int = 1,
+        capacity: ArrayLike = 1,
         place: ArrayLike = NONE,
         axes: tuple[Axis, ...] = (),
     ) -> Ids:
-        """Add serial resources that ``capacity`` ops hold at a time, first come first served."""
+        """Add serial resources of ``capacity`` units, such as threads, or bytes of credit.
+
+        Waiting ops are served by priority, first come first served within one priority, and lower
+        id first among those that come together. Nobody overtakes: an op that needs more units
+        than are free holds up those behind it.
+        """
         ids = self._new("slot", label, shape, axes)
-        self._add("slot_capacity", np.full(ids.size, capacity, np.int64))
+        self._add("slot_capacity", np.broadcast_to(np.asarray(capacity, np.int64), shape).ravel())
         self._add("slot_place", np.broadcast_to(np.asarray(place, np.int64), shape).ravel())
         return ids
 
@@ -202,15 +338,38 @@ class GraphBuilder:
         label: str,
         capacity_bytes_per_s: ArrayLike,
         *,
+        latency_s: ArrayLike = 0.0,
         place: ArrayLike = NONE,
         axes: tuple[Axis, ...] = (),
     ) -> Ids:
-        """Add links, shared max-min fairly by the transfers on them (bytes/s, one direction)."""
+        """Add links, shared max-min fairly by the transfers on them (bytes/s, one direction).
+
+        A node's processor is a link as well: its capacity is in cores, the work of its ops in
+        core-seconds, and the rate cap of an op is the threads it has.
+        """
         capacity = np.atleast_1d(np.asarray(capacity_bytes_per_s, np.float64))
         ids = self._new("link", label, capacity.shape, axes)
         self._add("link_capacity_bytes_per_s", capacity.ravel())
         self._add("link_place", np.broadcast_to(np.asarray(place, np.int64), ids.shape).ravel())
+        latency = np.broadcast_to(np.asarray(latency_s, np.float64), ids.shape).ravel()
+        self._latency = np.concatenate([self._latency, latency])
         return ids
+
+    def streams(
+        self, shape: tuple[int, ...], *, cv: float = 0.0, kind: Distribution = "lognormal"
+    ) -> Ids:
+        """Add streams of random numbers, one for each iteration, independent of each other.
+
+        As ``noise`` of an op a stream gives factors of mean 1 and coefficient of variation ``cv``
+        for its seconds; ops that share a stream share the factor of an iteration. As ``draw`` it
+        decides on activity and choice.
+        """
+        first = self._count["stream"]
+        size = math.prod(shape)
+        self._count["stream"] = first + size
+        self._add("stream_cv", np.full(size, cv))
+        self._add("stream_kind", np.full(size, KINDS.index(kind), np.int32))
+        return np.arange(first, first + size, dtype=np.int64).reshape(shape)
 
     def ops(
         self,
@@ -220,52 +379,106 @@ class GraphBuilder:
         seconds: ArrayLike = 0.0,
         bytes: ArrayLike = 0.0,
         path: ArrayLike | None = None,
+        path_units: ArrayLike = 1.0,
         latency_s: ArrayLike = 0.0,
         rate_cap_bytes_per_s: ArrayLike = math.inf,
+        weight: ArrayLike = 1.0,
         slot: ArrayLike = NONE,
+        slots: ArrayLike | None = None,
+        units: ArrayLike = 1,
+        priority: ArrayLike = 0,
+        noise: ArrayLike = NONE,
         group: ArrayLike = NONE,
         cause: str = "network",
-        noise: bool = False,
         axes: tuple[Axis, ...] = (),
     ) -> Ids:
         """Add a block of ops and return their ids, in ``shape``.
 
-        Every argument broadcasts against ``shape``; ``path`` has one more axis, over the links of
-        the path, filled up with NONE. An op with bytes but no link moves them in no time.
+        Every argument broadcasts against ``shape``. ``path`` has one more axis, over the links of
+        the path, filled up with NONE; ``path_units`` broadcasts against it and says how much of
+        each link a unit of rate takes. ``slots`` has one more axis as well, for ops that hold
+        several slots; ``units`` broadcasts against it. An op with bytes but neither link nor rate
+        cap moves them in no time. The latencies of the links on the path add to ``latency_s``.
         """
         ids = self._new("op", label, shape, axes)
 
-        def column(name: str, value: ArrayLike, kind: Any) -> NDArray[Any]:
-            flat = np.broadcast_to(np.asarray(value, kind), shape).ravel()
-            self._add(name, flat)
-            return flat
+        def column(name: str, value: ArrayLike, kind: Any) -> None:
+            self._add(name, np.broadcast_to(np.asarray(value, kind), shape).ravel())
 
+        route, path_latency_s = self._route(
+            label, shape, path, path_units, rate_cap_bytes_per_s, weight
+        )
+        column("op_route", route, np.int32)
         column("op_seconds", seconds, np.float64)
-        column("op_latency_s", latency_s, np.float64)
-        column("op_rate_cap_bytes_per_s", rate_cap_bytes_per_s, np.float64)
-        column("op_slot", slot, np.int64)
-        column("op_group", group, np.int64)
-        column("op_cause", CAUSES.index(cause), np.int64)
-        column("op_noise", noise, np.bool_)
-        column("op_stagger_s", 0.0, np.float64)
         column("op_bytes", bytes, np.float64)
-        links = np.asarray(NONE if path is None else path, np.int64)
-        links = np.broadcast_to(links, (*shape, links.shape[-1] if links.ndim else 1))
-        links = np.sort(links.reshape(ids.size, links.shape[-1]), axis=1)
-        twice = (links[:, 1:] == links[:, :-1]) & (links[:, 1:] != NONE)
-        if twice.any():
-            raise InputError(f"{label!r}: a path takes the same link twice")
-        used = links != NONE
-        self._add("path_length", used.sum(axis=1))
-        self._add("path_links", links[used])
+        column("op_latency_s", np.asarray(latency_s, np.float64) + path_latency_s, np.float64)
+        column("op_stream", noise, np.int32)
+        column("op_priority", priority, np.int32)
+        column("op_group", group, np.int32)
+        column("op_cause", CAUSES.index(cause), np.int8)
+        held = np.asarray(slot)[..., None] if slots is None else np.asarray(slots)
+        width = held.shape[-1]
+        held = np.broadcast_to(held, (*shape, width)).reshape(ids.size, width)
+        used = held != NONE
+        several = np.asarray(units) if slots is not None else np.asarray(units)[..., None]
+        self._add("hold_count", used.sum(axis=1, dtype=np.int32) if width > 1 else used[:, 0])
+        self._add("hold_slots", held[used])
+        self._add(
+            "hold_units",
+            np.broadcast_to(several, (*shape, width)).reshape(ids.size, width)[used],
+        )
         return ids
+
+    def _route(
+        self,
+        label: str,
+        shape: tuple[int, ...],
+        path: ArrayLike | None,
+        units: ArrayLike,
+        cap: ArrayLike,
+        weight: ArrayLike,
+    ) -> tuple[Ids, Floats]:
+        """Ids of the routes, one for each different path, cap and weight, and their latency (s).
+
+        Both broadcast against ``shape``.
+        """
+        caps, weights = np.asarray(cap, np.float64), np.asarray(weight, np.float64)
+        if path is None and not np.isfinite(caps).any():
+            return np.asarray(NONE), np.zeros(())
+        links = np.asarray(NONE if path is None else path, np.int64)
+        links = links.reshape(1) if links.ndim == 0 else links
+        width = links.shape[-1]
+        parts = np.broadcast_shapes(links.shape[:-1], caps.shape, weights.shape)
+        parts = np.broadcast_shapes(parts, np.shape(units)[:-1])
+        links = np.broadcast_to(links, (*parts, width)).reshape(-1, width)
+        amounts = np.broadcast_to(np.asarray(units, np.float64), (*parts, width)).reshape(-1, width)
+        caps = np.broadcast_to(caps, parts).ravel()
+        weights = np.broadcast_to(weights, parts).ravel()
+        ordered = np.sort(links, axis=1)
+        if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NONE)).any():
+            raise InputError(f"{label!r}: a path takes the same link twice")
+        for name, values in (("rate cap", caps), ("weight", weights), ("path units", amounts)):
+            if not (values > 0.0).all():
+                raise InputError(f"{label!r}: {name} must be positive")
+        kinds, first = _alike([*links.T, *amounts.T, caps, weights])
+        links, amounts = links[first], amounts[first]
+        used = links != NONE
+        self._add("route_length", used.sum(axis=1))
+        self._add("route_links", links[used])
+        self._add("route_units", amounts[used])
+        self._add("route_cap_bytes_per_s", caps[first])
+        self._add("route_weight", weights[first])
+        latency = np.where(used, self._latency[links] if len(self._latency) else 0.0, 0.0)
+        ids = (kinds + self._routes).reshape(parts)
+        self._routes += len(first)
+        return ids, latency.sum(axis=1)[kinds].reshape(parts)
 
     def edge(self, source: ArrayLike, target: ArrayLike, lag: int = 0) -> None:
         """Make iteration i of ``target`` wait for iteration i-lag of ``source`` (broadcast)."""
         sources, targets = np.broadcast_arrays(source, target)
         self._add("edge_source", sources.ravel())
         self._add("edge_target", targets.ravel())
-        self._add("edge_lag", np.full(sources.size, lag, np.int64))
+        self._add("edge_lag", np.full(sources.size, lag, np.int32))
 
     def chain(self, ops: Ids) -> None:
         """Let the ops along the last axis follow each other."""
@@ -276,9 +489,109 @@ class GraphBuilder:
         self._add("stagger_ops", ops.ravel())
         self._add("stagger_s", np.broadcast_to(np.asarray(within_s, np.float64), ops.shape).ravel())
 
-    def noise(self, cv: float, kind: DelayDistribution) -> None:
-        """Draw a factor of mean 1 and this coefficient of variation per group and iteration."""
-        self._noise = (cv, kind)
+    def active(
+        self,
+        ops: Ids,
+        *,
+        every: int = 1,
+        phase: int = 0,
+        probability: float = 1.0,
+        draw: ArrayLike = NONE,
+    ) -> None:
+        """Let ``ops`` work every ``every``-th iteration only, or with a probability.
+
+        In other iterations they take no time and no slot, and pass their tokens on. Ops that are
+        active together share a stream (``draw``, broadcast against ``ops``).
+
+        Raises
+        ------
+        InputError : a probability outside 0 to 1, or below 1 without a stream to draw from.
+        """
+        streams = np.broadcast_to(np.asarray(draw, np.int64), ops.shape).ravel()
+        if not 0.0 <= probability <= 1.0:
+            raise InputError(f"probability must be between 0 and 1, got {probability:g}")
+        if probability < 1.0 and (streams == NONE).any():
+            raise InputError("a probability needs a stream to draw from")
+        if every < 1 or not 0 <= phase < every:
+            raise InputError(f"phase must be from 0 to every - 1, got {phase} of {every}")
+        self._rules.append(Activity(ops.ravel(), every, phase, 0.0, probability, streams))
+
+    def choose(
+        self,
+        ops: Ids,
+        *,
+        draw: ArrayLike,
+        paths: ArrayLike | None = None,
+        slots: ArrayLike | None = None,
+        latency_s: ArrayLike = 0.0,
+    ) -> None:
+        """Let each of ``ops`` (ops,) take a path and a slot by chance, afresh in each iteration.
+
+        ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives) and ``latency_s``
+        broadcast. They replace what the op was given. Ops that share a stream take the alternative
+        of the same number.
+        """
+        flat = ops.ravel()
+        several = np.asarray(NONE if paths is None else paths, np.int64)
+        held = np.asarray(NONE if slots is None else slots, np.int64)
+        count = max(
+            several.shape[-2] if several.ndim > 1 else 1, held.shape[-1] if held.ndim else 1
+        )
+        shape = (flat.size, count)
+        route, path_latency_s = self._route("choice", shape, several, 1.0, math.inf, 1.0)
+        self._rules.append(
+            Choice(
+                flat,
+                np.broadcast_to(np.asarray(draw, np.int64), ops.shape).ravel(),
+                np.broadcast_to(route if paths is not None else NONE, shape),
+                np.broadcast_to(held, shape),
+                np.broadcast_to(np.asarray(latency_s, np.float64) + path_latency_s, shape),
+            )
+        )
+
+    def quantum(self, ops: Ids, bytes: float) -> None:
+        """Send ``ops`` in pieces: after each, the op goes to the back of its slots' queues.
+
+        Several messages on one connection then take turns. As the quantum shrinks they share it
+        equally; without any slot each of them would be a transfer of its own.
+        """
+        if not bytes > 0.0:
+            raise InputError(f"a quantum must be positive, got {bytes:g}")
+        self._rules.append(Quantum(ops.ravel(), bytes))
+
+    def quorum(self, op: int, count: int) -> None:
+        """Let ``op`` fire with the ``count``-th token of an iteration, for backup workers."""
+        self._rules.append(Quorum(int(op), _at_least_one("quorum", count)))
+
+    def every(self, op: int, count: int) -> None:
+        """Let ``op`` fire once per ``count`` tokens from any source (n-softsync)."""
+        self._rules.append(Every(int(op), _at_least_one("every", count)))
+
+    def mailbox(self, op: int, sources: ArrayLike, per_token_s: float = 0.0) -> None:
+        """Let ``op`` take whatever ``sources`` have sent by the time it starts (gossip)."""
+        flat = np.asarray(sources, np.int64).ravel()
+        self.edge(flat, int(op))
+        self._rules.append(Mailbox(int(op), flat, per_token_s))
+
+    def batch(
+        self,
+        op: int,
+        sources: Ids,
+        targets: Ids,
+        bytes: ArrayLike,
+        *,
+        cycle_s: float,
+        cap_bytes: float = math.inf,
+    ) -> None:
+        """Let ``op`` carry items together, as tensor fusion does; see :class:`Batch`."""
+        sizes = np.broadcast_to(np.asarray(bytes, np.float64), sources.shape).ravel()
+        if not cycle_s > 0.0:
+            raise InputError(f"a cycle must be positive, got {cycle_s:g}")
+        self.edge(sources, int(op))
+        self.edge(int(op), targets)
+        self._rules.append(
+            Batch(int(op), sources.ravel(), targets.ravel(), sizes, cycle_s, cap_bytes)
+        )
 
     def counters(self, ops: Ids) -> Ids:
         """Add a counter for each index along the last axis, raised as any of its ops ends.
@@ -312,69 +625,43 @@ class GraphBuilder:
             ("probe_open", "probe_close", "probe_counter", "probe_group"), arrays, strict=True
         ):
             self._add(name, array.ravel())
-        self._add("probe_lag", np.full(arrays[0].size, lag, np.int64))
+        self._add("probe_lag", np.full(arrays[0].size, lag, np.int32))
         self._add("probe_at_ready", np.full(arrays[0].size, at_ready, np.bool_))
 
-    def build(self, *, device: Ids, mark: Ids) -> OpGraph:
+    def build(self, *, device: Ids, mark: Ids, count: ArrayLike = 1) -> OpGraph:
         """Check and freeze the graph.
 
         Parameters
         ----------
         device : (groups,) the slot whose idle time is each group's idleness.
         mark : (groups,) the op that ends each group's iteration, the last on its device.
+        count : (groups,) how many workers each group stands for.
 
         Raises
         ------
         InputError : an op with negative or non-finite work, a negative lag, no capacity.
         """
-        lengths = self._take("path_length", np.int64)
-        sources = self._take("edge_source", np.int64)
-        order = np.argsort(sources, kind="stable")
-        stagger = self._take("op_stagger_s", np.float64)
-        stagger = stagger.copy()
+        stagger = np.zeros(self._count["op"])
         stagger[self._take("stagger_ops", np.int64)] = self._take("stagger_s", np.float64)
-        integers = (
-            "op_slot",
-            "op_group",
-            "op_cause",
-            "path_links",
-            "slot_capacity",
-            "slot_place",
-            "link_place",
-            "probe_open",
-            "probe_close",
-            "probe_lag",
-            "probe_counter",
-            "probe_group",
-            "counter_ops",
-            "counter_ids",
-        )
-        floats = (
-            "op_seconds",
-            "op_bytes",
-            "op_latency_s",
-            "op_rate_cap_bytes_per_s",
-            "link_capacity_bytes_per_s",
-        )
-        columns: dict[str, Any] = {name: self._take(name, np.int64) for name in integers}
-        columns |= {name: self._take(name, np.float64) for name in floats}
-        columns |= {name: self._take(name, np.bool_) for name in ("op_noise", "probe_at_ready")}
+        columns: dict[str, Any] = {
+            name: self._take(name, kind) for kind, names in _COLUMNS.items() for name in names
+        }
+        marks = np.asarray(mark, np.int64).ravel()
         graph = OpGraph(
             **columns,
             op_stagger_s=stagger,
-            path_start=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            edge_source=sources[order],
-            edge_target=self._take("edge_target", np.int64)[order],
-            edge_lag=self._take("edge_lag", np.int64)[order],
+            hold_start=_starts(self._take("hold_count", np.int32)),
+            route_start=_starts(self._take("route_length", np.int32)),
             group_device=np.asarray(device, np.int64).ravel(),
-            group_mark=np.asarray(mark, np.int64).ravel(),
-            noise_cv=self._noise[0],
-            noise_kind=self._noise[1],
+            group_mark=marks,
+            group_count=np.broadcast_to(np.asarray(count, np.int64), marks.shape),
+            rules=tuple(self._rules),
             ops=tuple(self._blocks["op"]),
             slots=tuple(self._blocks["slot"]),
             links=tuple(self._blocks["link"]),
             probes=tuple(self._blocks["probe"]),
         )
+        self._columns.clear()
         _check(graph)
         for value in msgspec.structs.astuple(graph):
             if isinstance(value, np.ndarray):
@@ -397,8 +684,67 @@ class GraphBuilder:
         self._columns.setdefault(column, []).append(values)
 
     def _take(self, column: str, kind: Any) -> NDArray[Any]:
-        parts = self._columns.get(column)
-        return np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind)
+        parts = self._columns.pop(column, None)
+        return np.concatenate(parts, dtype=kind, casting="unsafe") if parts else np.zeros(0, kind)
+
+
+_COLUMNS: dict[Any, tuple[str, ...]] = {
+    np.float64: (
+        "op_seconds",
+        "op_bytes",
+        "op_latency_s",
+        "route_units",
+        "route_cap_bytes_per_s",
+        "route_weight",
+        "link_capacity_bytes_per_s",
+        "stream_cv",
+    ),
+    np.int64: ("hold_units", "slot_capacity", "slot_place", "link_place"),
+    np.int32: (
+        "op_route",
+        "op_stream",
+        "op_priority",
+        "op_group",
+        "hold_slots",
+        "route_links",
+        "edge_source",
+        "edge_target",
+        "edge_lag",
+        "stream_kind",
+        "probe_open",
+        "probe_close",
+        "probe_lag",
+        "probe_counter",
+        "probe_group",
+        "counter_ops",
+        "counter_ids",
+    ),
+    np.int8: ("op_cause",),
+    np.bool_: ("probe_at_ready",),
+}
+
+
+def _starts(counts: NDArray[Any]) -> Refs:
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _alike(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
+    """Number of the kind of each row, (rows,), and the first row of each kind, (kinds,)."""
+    kind = np.zeros(len(columns[0]), np.int64)
+    for values in columns:
+        if len(values) and (values != values[0]).any():
+            _, codes = np.unique(values, return_inverse=True)
+            _, kind = np.unique(kind * (codes.max() + 1) + codes, return_inverse=True)
+    _, first = np.unique(kind, return_index=True)
+    return kind, first
+
+
+def _at_least_one(what: str, count: int) -> int:
+    if count < 1:
+        raise InputError(f"{what}: count must be at least 1, got {count}")
+    return count
 
 
 def _check(graph: OpGraph) -> None:
@@ -417,9 +763,6 @@ def _check(graph: OpGraph) -> None:
                 f"op {graph.op_name(op)!r}: {label} must be between 0 and {most:g}, "
                 f"got {values[op]:g}"
             )
-    bad = ~(graph.op_rate_cap_bytes_per_s > 0.0)
-    if bad.any():
-        raise InputError(f"op {graph.op_name(int(np.argmax(bad)))!r}: rate cap must be positive")
     bad = ~(np.isfinite(graph.link_capacity_bytes_per_s) & (graph.link_capacity_bytes_per_s > 0.0))
     if bad.any():
         link = int(np.argmax(bad))
@@ -430,6 +773,17 @@ def _check(graph: OpGraph) -> None:
     if (graph.slot_capacity < 1).any():
         slot = int(np.argmin(graph.slot_capacity))
         raise InputError(f"slot {graph.slot_name(slot)!r}: capacity must be at least 1")
+    held = graph.slot_capacity[graph.hold_slots]
+    wrong = (graph.hold_units < 1) | (graph.hold_units > held)
+    if wrong.any():
+        hold = int(np.argmax(wrong))
+        op = int(np.searchsorted(graph.hold_start, hold, side="right")) - 1
+        raise InputError(
+            f"op {graph.op_name(op)!r}: needs {graph.hold_units[hold]} units of slot "
+            f"{graph.slot_name(int(graph.hold_slots[hold]))!r}, which has {held[hold]}"
+        )
     if (graph.edge_lag < 0).any():
         edge = int(np.argmin(graph.edge_lag))
         raise InputError(f"edge from {graph.op_name(int(graph.edge_source[edge]))!r}: negative lag")
+    if not (np.isfinite(graph.stream_cv) & (graph.stream_cv >= 0.0)).all():
+        raise InputError("a coefficient of variation must be finite and not negative")

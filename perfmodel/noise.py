@@ -1,52 +1,54 @@
-"""Random numbers that depend on (seed, stream, index) alone, never on the order of events."""
+"""Random numbers that depend on (seed, stream, iteration) alone, never on the order of events.
+
+The event loop draws a word of 32 bits for a stream and an iteration (eventloop.draw). A factor is
+what the word's first 16 bits point at in a table of equally likely values (inverse transform
+sampling), so that plain and compiled code agree to the last bit.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 
-from perfmodel.graph import DelayDistribution
+from perfmodel.graph import KINDS, Floats
 
-_BLOCK = 64
-_FACTORS, _OFFSETS = 0, 1
-
-
-def _generator(seed: int, purpose: int, stream: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, purpose, stream])))
+TABLE = 1 << 16
+"""Values of a table."""
+_KEY, _OFFSETS = 0, 1
 
 
-def offsets(seed: int, count: int) -> list[float]:
-    """Random parts in [0, 1) by which ``count`` streams start late, spread evenly.
+def key(seed: int) -> int:
+    """32 bits that stand for a seed."""
+    return int(np.random.SeedSequence([seed, _KEY]).generate_state(1, np.uint32)[0])
+
+
+def offsets(seed: int, count: int) -> Floats:
+    """Random parts in [0, 1) by which ``count`` groups start late, spread evenly.
 
     One falls in each of ``count`` equal intervals, in random order (Latin hypercube sampling:
     McKay, Beckman, Conover, Technometrics 21(2), 1979, doi 10.2307/1268522).
     """
-    generator = _generator(seed, _OFFSETS, 0)
-    spread = (generator.permutation(count) + generator.random(count)) / max(count, 1)
-    return [float(part) for part in spread]
+    sequence = np.random.SeedSequence([seed, _OFFSETS])
+    generator = np.random.Generator(np.random.Philox(sequence))
+    return (generator.permutation(count) + generator.random(count)) / max(count, 1)
 
 
-class Factors:
-    """The factors of one stream (mean 1, given coefficient of variation), extended as needed.
+@functools.cache
+def table(cv: float, kind: int) -> Floats:
+    """TABLE equally likely factors of mean 1 and coefficient of variation ``cv``, ascending.
 
     Lognormal: exp(s z - s^2/2) with s^2 = ln(1 + cv^2). Gamma: shape 1/cv^2, scale cv^2.
     """
+    from scipy import special
 
-    def __init__(self, seed: int, stream: int, cv: float, kind: DelayDistribution) -> None:
-        self._generator = _generator(seed, _FACTORS, stream)
-        self._cv = cv
-        self._kind = kind
-        self._values: list[float] = []
-
-    def __getitem__(self, index: int) -> float:
-        while index >= len(self._values):
-            self._values.extend(self._block().tolist())
-        return self._values[index]
-
-    def _block(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        if self._kind == "gamma":
-            variance = self._cv**2
-            return self._generator.standard_gamma(1.0 / variance, _BLOCK) * variance
-        sigma = math.sqrt(math.log1p(self._cv**2))
-        return np.exp(sigma * self._generator.standard_normal(_BLOCK) - 0.5 * sigma * sigma)
+    parts = (np.arange(TABLE) + 0.5) / TABLE
+    if KINDS[kind] == "gamma":
+        values = special.gammaincinv(1.0 / cv**2, parts) * cv**2
+    else:
+        sigma = math.sqrt(math.log1p(cv**2))
+        values = np.exp(sigma * special.ndtri(parts) - 0.5 * sigma**2)
+    values /= values.mean()
+    values.setflags(write=False)
+    return values  # type: ignore[no-any-return]

@@ -110,3 +110,21 @@ def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
         if abs(value) >= scale:
             return f"{value / scale:.4g} {suffix}"
     return f"{value / steps[-1][0]:.4g} {steps[-1][1]}" if value else f"0 {steps[0][1]}"
+
+
+def fraction(text: str, name: str) -> float:
+    """Read a part of a whole, above 0 and at most 1, from ``1%`` or ``0.01``.
+
+    >>> fraction("1%", "rel_ci")
+    0.01
+
+    Raises
+    ------
+    InputError : the text is not such a number.
+    """
+    figures, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(figures)
+    except ValueError:
+        raise InputError(f"{name}: expected a fraction such as 1% or 0.01, got {text!r}") from None
+    return number(name, value / 100.0 if percent else value, above=0.0, at_most=1.0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.graph import NONE, OpGraph
+from perfmodel.graph import OpGraph
 from perfmodel.measures import Measures, Span
 
 ROUNDING = 1e-9
@@ -37,12 +37,14 @@ def dependencies_hold(graph: OpGraph, spans: Sequence[Span]) -> None:
 
 
 def slots_hold(graph: OpGraph, spans: Sequence[Span]) -> None:
-    """No slot serves more ops at once than it has places."""
+    """No slot is held for more units at once than it has."""
     by_slot: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for span in spans:
-        slot = int(graph.op_slot[span.op])
-        if slot != NONE and span.end_s > span.start_s:
-            by_slot[slot] += [(span.start_s, 1), (span.end_s, -1)]
+        first = graph.hold_start[span.op]
+        for k, slot in enumerate(graph.held(span.op).tolist()):
+            if span.end_s > span.start_s:
+                units = int(graph.hold_units[first + k])
+                by_slot[slot] += [(span.start_s, units), (span.end_s, -units)]
     for slot, changes in by_slot.items():
         held = 0
         for _, change in sorted(changes):
@@ -74,7 +76,7 @@ def work_is_conserved(graph: OpGraph, spans: Sequence[Span]) -> None:
         least = graph.op_seconds[span.op]
         if len(path) and graph.op_bytes[span.op] > 0:
             fastest = min(
-                graph.link_capacity_bytes_per_s[path].min(), graph.op_rate_cap_bytes_per_s[span.op]
+                graph.link_capacity_bytes_per_s[path].min(), graph.rate_cap_bytes_per_s(span.op)
             )
             least += graph.op_bytes[span.op] / fastest
             assert took >= least - ROUNDING * (1 + span.end_s), graph.op_name(span.op)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel import DeadlockError, InputError
+from perfmodel import InputError
 from perfmodel.engine import makespan, simulate, timeline
-from perfmodel.fairness import fair_rates
 from perfmodel.graph import GraphBuilder, OpGraph
 from perfmodel.measures import Measures
 
@@ -27,8 +26,9 @@ def test_more_tokens_overlap_more(lag: int, period: float) -> None:
     assert simulate(two_ops(lag)).iterations_per_s[0] == pytest.approx(1 / period)
 
 
-def test_a_cycle_without_tokens_is_a_deadlock() -> None:
-    with pytest.raises(DeadlockError, match=r"after 0 iterations: 'op\[0\]', 'op\[1\]' wait"):
+def test_a_cycle_without_lag_is_refused_by_name() -> None:
+    cycle = r"edges without lag form a cycle: 'op\[0\]' -> 'op\[1\]' -> 'op\[0\]'"
+    with pytest.raises(InputError, match=cycle):
         simulate(two_ops(0))
 
 
@@ -84,16 +84,35 @@ def test_a_rate_cap_leaves_the_rest_to_others() -> None:
 
 def test_max_min_shares_on_two_links() -> None:
     """Textbook case: flows A over both links, B over the first, C over the second."""
-    links_of = [[0, 1], [0], [1]]
-    routes_on: list[dict[int, None]] = [{0: None, 1: None}, {0: None, 2: None}]
-    rates = fair_rates([0, 1, 2], links_of, [1, 1, 1], [1.0, 2.0], [np.inf] * 3, routes_on)
-    assert rates == {0: 0.5, 1: 0.5, 2: 1.5}
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    links = b.links("link", [1.0, 2.0])
+    paths = [[links[0], links[1]], [links[0], -1], [links[1], -1]]
+    ops = b.ops("send", (3,), bytes=[0.5, 1.0, 3.0], path=paths)
+    b.edge(ops[2], ops[:2], lag=1)
+    spans = timeline(b.build(device=device, mark=ops[:1]), iterations=1)
+    # until 1 s: A and B get 0.5 each, C 1.5; then B has link 0 and C link 1 to itself
+    assert {s.op: s.end_s for s in spans} == {0: 1.0, 1: 1.5, 2: 1.75}
+
+
+def test_weights_divide_a_link_in_proportion() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    link = b.links("link", [8.0])
+    ops = b.ops("send", (2,), bytes=[6.0, 4.0], path=link, weight=[3.0, 1.0])
+    b.edge(ops[1], ops[:1], lag=1)
+    spans = timeline(b.build(device=device, mark=ops[:1]), iterations=1)
+    assert {s.op: s.end_s for s in spans} == {0: 1.0, 1: 1.25}
 
 
 def test_three_flows_on_one_route_weigh_three_times() -> None:
-    links_of = [[0], [0]]
-    rates = fair_rates([0, 1], links_of, [3, 1], [8.0], [np.inf] * 2, [{0: None, 1: None}])
-    assert rates == {0: 2.0, 1: 2.0}
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    links = b.links("link", [8.0, 100.0])
+    paths = [[links[0], -1]] * 3 + [[links[0], links[1]]]
+    ops = b.ops("send", (4,), bytes=[2.0, 2.0, 2.0, 2.0], path=paths)
+    spans = timeline(b.build(device=device, mark=ops[:1]), iterations=1)
+    assert [s.end_s for s in spans] == [1.0] * 4
 
 
 @pytest.mark.parametrize(
@@ -102,7 +121,6 @@ def test_three_flows_on_one_route_weigh_three_times() -> None:
         ("seconds", -1.0, r"op 'op': seconds must be between 0 and 1e\+15, got -1"),
         ("seconds", float("nan"), r"op 'op': seconds must be between 0 and 1e\+15, got nan"),
         ("bytes", float("inf"), r"op 'op': bytes must be between 0 and 1e\+18, got inf"),
-        ("rate_cap_bytes_per_s", 0.0, r"op 'op': rate cap must be positive"),
     ],
 )
 def test_impossible_work_is_refused(field: str, value: float, message: str) -> None:
@@ -182,7 +200,7 @@ def _push_pull(n: int) -> OpGraph:
 
 
 def test_a_period_is_only_claimed_when_the_state_recurs() -> None:
-    """Two cycles of 4 s and 4.5 s: apart they have no common round; at one thread, they lock."""
+    """Two cycles of 4 s and 4.5 s: apart they meet every 36 s; at one thread, they lock."""
 
     def measures(threads: int) -> Measures:
         b = GraphBuilder()
@@ -194,8 +212,9 @@ def test_a_period_is_only_claimed_when_the_state_recurs() -> None:
         return simulate(b.build(device=devices, mark=compute))
 
     apart, locked = measures(2), measures(1)
-    assert not apart.periodic
-    assert apart.iterations_per_s == pytest.approx([1 / 4, 1 / 4.5], rel=1e-9)
+    assert apart.periodic  # nine iterations of the one are eight of the other
+    assert apart.rounds == 8
+    assert apart.iterations_per_s == pytest.approx([1 / 4, 1 / 4.5], rel=1e-12)
     assert locked.periodic
     assert locked.iterations_per_s == pytest.approx([1 / 4.5, 1 / 4.5], rel=1e-12)
 

@@ -55,7 +55,7 @@ def test_busy_and_idle_fill_the_time(
 ) -> None:
     spread = Jitter(0.3, "gamma") if jitter else None
     graph = build_graph(job(work, where, workers, arch, options, jitter=spread))
-    oracles.busy_and_idle_fill_the_time(simulate(graph, seed=3, rounds=4))
+    oracles.busy_and_idle_fill_the_time(simulate(graph, seed=3, rel_ci=0.5))
 
 
 @each
@@ -85,8 +85,8 @@ def test_throughput_is_bounded_by_every_resource(
     per_s = measures.iterations_per_s.mean()
     load = graph.bytes_by_link() / graph.link_capacity_bytes_per_s
     held = np.zeros(len(graph.slot_capacity))
-    used = graph.op_slot >= 0
-    np.add.at(held, graph.op_slot[used], graph.op_seconds[used])
+    holder = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
+    np.add.at(held, graph.hold_slots, graph.hold_units * graph.op_seconds[holder])
     busiest = max([*load, *(held / graph.slot_capacity)])
     slowest = measures.iterations_per_s.min()
     assert slowest * busiest <= 1 + 1e-9

@@ -21,10 +21,12 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("device", "cluster"),
     ("catalogue", "job"),
     ("graph",),
-    ("noise", "fairness", "measures"),
+    ("noise", "measures", "sharing"),
     ("costs", "buckets"),
     ("architectures", "eventloop"),
-    ("architectures._parts",),
+    ("architectures._parts", "world"),
+    ("compiledworld", "critical", "steady"),
+    ("compiled",),
     ("engine", "architectures.*"),
     ("plot",),
     ("prediction",),
@@ -41,7 +43,8 @@ ONLY: Mapping[str, frozenset[str]] = {
     # what measures a model knows of inputs, not of predictions
     "profiler": frozenset({"errors", "files", "profile", "provenance"}),
 }
-BRANCHES = (frozenset({"architectures"}), frozenset({"measures", "eventloop", "engine"}))
+ENGINE = "measures sharing eventloop world compiledworld compiled critical steady engine"
+BRANCHES = (frozenset({"architectures"}), frozenset(ENGINE.split()))
 """Architectures draw op graphs, the engine runs any: neither knows of the other."""
 FACADE_NAMES = frozenset({"__version__"})
 """All that modules may take from the package itself; the rest they take where it is defined."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfmodel.cluster import Cluster
-from perfmodel.graph import NONE, Floats, GraphBuilder, Ids
+from perfmodel.graph import NONE, Distribution, Floats, GraphBuilder, Ids
 from perfmodel.job import Job
 from perfmodel.workload import expanded
 
@@ -80,12 +80,14 @@ class Network:
 
 class Workers(msgspec.Struct, frozen=True, eq=False):
     """The workers' ops. ``forward`` and ``backward`` have shape (workers, layers), layers in
-    forward order; ``device`` (workers,) are slots; ``node`` (workers,) node numbers."""
+    forward order; ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise``
+    (workers,) streams of random factors of their computation, or NONE."""
 
     node: Ids
     device: Ids
     forward: Ids
     backward: Ids
+    noise: Ids
     layer_names: tuple[str, ...]
 
     @property
@@ -105,6 +107,11 @@ def add_workers(b: GraphBuilder, job: Job) -> Workers:
     axes = (("worker", None), ("layer", names))
     device = b.slots("device of", (n,), place=node, axes=axes[:1])
 
+    noise: Ids = np.full(n, NONE)
+    if job.jitter is not None and job.jitter.cv > 0.0:
+        kind: Distribution = "gamma" if job.jitter.kind == "gamma" else "lognormal"
+        noise = b.streams((n,), cv=job.jitter.cv, kind=kind)
+
     def compute(label: str, seconds: Sequence[float]) -> Ids:
         return b.ops(
             label,
@@ -113,7 +120,7 @@ def add_workers(b: GraphBuilder, job: Job) -> Workers:
             slot=device[:, None],
             group=index[:, None],
             cause="straggler",
-            noise=True,
+            noise=noise[:, None],
             axes=axes,
         )
 
@@ -135,9 +142,7 @@ def add_workers(b: GraphBuilder, job: Job) -> Workers:
         )
         b.edge(load, forward[:, 0])
         b.edge(forward[:, 0], load, lag=PREFETCH)
-    if job.jitter is not None and job.jitter.cv > 0.0:
-        b.noise(job.jitter.cv, "gamma" if job.jitter.kind == "gamma" else "lognormal")
-    return Workers(node, device, forward, backward, names)
+    return Workers(node, device, forward, backward, noise, names)
 
 
 def stagger_s(job: Job) -> Floats:

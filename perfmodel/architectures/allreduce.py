@@ -66,7 +66,7 @@ def build(job: Job) -> OpGraph:
         slot=workers.device,
         group=workers.index,
         cause="straggler",
-        noise=True,
+        noise=workers.noise,
         axes=(("worker", None),),
     )
     b.edge(workers.backward[:, 0], optimizer)

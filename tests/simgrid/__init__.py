@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.eventloop import EventLoop
+from perfmodel.engine import Run
 from perfmodel.graph import NONE, GraphBuilder, OpGraph
 
 SOURCE = Path(__file__).with_name("oracle.cpp")
@@ -151,13 +151,13 @@ def graph(dag: Dag) -> OpGraph:
     return b.build(device=slots[-1:], mark=ids[-1:])
 
 
-def by_engine(dag: Dag) -> Times:
+def by_engine(dag: Dag, compiled: bool | None = None) -> Times:
     """When every op ends according to the engine; each runs once."""
-    loop = EventLoop(graph(dag), 0, record=range(1), limit=1)
-    loop.drain()
     ends = np.full(len(dag.ops), np.nan)
-    for span in loop.spans:
-        ends[span.op] = span.end_s
+    with Run(graph(dag), 0, 1, compiled, limit=1, record=range(1)) as run:
+        run.drain()
+        for span in run.spans():
+            ends[span.op] = span.end_s
     return ends
 
 

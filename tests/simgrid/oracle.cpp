@@ -11,8 +11,11 @@
 // Output: one line per op with the second it ended (-1: never). On the error stream: the CPU seconds
 // that building and simulating took, and the peak memory in MB.
 //
+// Argument: how SimGrid brings transfers up to date (network/optim), Full if left out, or Lazy.
+//
 // SimGrid shares the links; the delays are its timers, so that they never contend.
 // Build: g++ -O2 -std=c++17 oracle.cpp -o oracle -lsimgrid
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -34,6 +37,7 @@ namespace {
 struct Op {
   double delay = 0;
   std::uint64_t bytes = 0;
+  sg::Host* source = nullptr;
   sg::Host* target = nullptr;
   int missing = 0;
   double end = -1;
@@ -43,7 +47,6 @@ struct Op {
 std::vector<Op> ops;
 std::unordered_map<const void*, int> op_of; // running transfers
 std::vector<sg::CommPtr> transfer;
-sg::Host* origin = nullptr;
 
 void ready(int id);
 
@@ -78,7 +81,7 @@ void send(int id)
   comm->set_payload_size(op.bytes);
   op_of[comm.get()] = id;
   transfer[id] = comm;
-  comm->set_source(origin);
+  comm->set_source(op.source);
   comm->set_destination(op.target);
   if (comm->get_state() != sg::Activity::State::STARTED) // some versions start by themselves
     comm->start();
@@ -120,12 +123,12 @@ template <class T> T read()
 
 } // namespace
 
-int main()
+int main(int argc, char** argv)
 {
   std::vector<std::string> options = {
       "oracle",
       "--cfg=network/model:CM02",
-      "--cfg=network/optim:Full",
+      std::string("--cfg=network/optim:") + (argc > 1 ? argv[1] : "Full"),
       "--cfg=network/crosstraffic:no",
       "--cfg=network/latency-factor:1",
       "--cfg=network/bandwidth-factor:1",
@@ -169,24 +172,31 @@ int main()
   const double begin = seconds();
   sg::Engine engine(&count, words.data());
   auto* zone = sg::create_full_zone("zone");
-  origin     = zone->create_host("origin", "1Gf");
   std::vector<sg::Link*> links;
   for (double value : capacity)
     links.push_back(zone->create_link("link" + std::to_string(links.size()), value));
-  // every path leads from the origin to a host of its own
-  std::map<std::vector<int>, sg::Host*> target;
+  // every path leads from one host to another, a pair of its own; few hosts make many pairs
+  std::map<std::vector<int>, std::size_t> index;
+  for (std::size_t id = 0; id < n_ops; id++)
+    if (not paths[id].empty() && ops[id].bytes > 0)
+      index.emplace(paths[id], index.size());
+  const auto side = static_cast<std::size_t>(std::ceil(std::sqrt(index.size())));
+  std::vector<sg::Host*> hosts;
+  for (std::size_t k = 0; k < 2 * side; k++)
+    hosts.push_back(zone->create_host("host" + std::to_string(k), "1Gf"));
+  for (const auto& [path, pair] : index) {
+    std::vector<sg::LinkInRoute> route;
+    for (int link : path)
+      route.emplace_back(links.at(link));
+    zone->add_route(hosts[pair / side]->get_netpoint(), hosts[side + pair % side]->get_netpoint(),
+                    nullptr, nullptr, route, false);
+  }
   for (std::size_t id = 0; id < n_ops; id++) {
-    if (paths[id].empty() || ops[id].bytes == 0)
+    const auto found = index.find(paths[id]);
+    if (found == index.end() || ops[id].bytes == 0)
       continue;
-    auto& host = target[paths[id]];
-    if (host == nullptr) {
-      host = zone->create_host("host" + std::to_string(target.size()), "1Gf");
-      std::vector<sg::LinkInRoute> route;
-      for (int link : paths[id])
-        route.emplace_back(links.at(link));
-      zone->add_route(origin->get_netpoint(), host->get_netpoint(), nullptr, nullptr, route, false);
-    }
-    ops[id].target = host;
+    ops[id].source = hosts[found->second / side];
+    ops[id].target = hosts[side + found->second % side];
   }
   zone->seal();
   sg::Comm::on_completion_cb([](const auto& comm) {

@@ -1,0 +1,1 @@
+"""``python -m benchmarks.engine``: speed of the engine beside other simulators, on known tasks."""

@@ -1,0 +1,206 @@
+"""One task by one simulator, in a process of its own; and ``perfmodel predict``, as a process."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from math import inf, nan
+from multiprocessing import get_context
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from benchmarks.engine.reference import ParameterServer, Ring, Shared
+from benchmarks.engine.tasks import BACKWARD, FORWARD, LAYERS, TASKS, compute_s, dag
+from perfmodel.engine import makespan
+from tests import simgrid
+
+Processes = Generator[Any, Any, None]
+Simulate = Callable[[], float]
+
+COMMAND = (
+    *("predict", "--model", "resnet50", "--arch", "ps", "--sync", "asp"),
+    *("--workers", "64", "--jitter", "0.05", "--rel-ci", "1%"),
+)
+HELPER = """
+import resource, subprocess, sys, time
+begin = time.perf_counter()
+subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+print(time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+"""
+"""A small process between: the peak of a process begins with that of whoever started it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """CPU seconds of building and simulating; of ``predict`` wall seconds, as simulating."""
+
+    makespan_s: float
+    build_s: float
+    simulate_s: float
+    peak_mb: float
+
+
+def peak_mb() -> float:
+    """Peak memory of this process. Not getrusage: its peak begins with that of the parent."""
+    status = Path("/proc/self/status")
+    found = status.read_text().partition("VmHWM:")[2].split() if status.exists() else []
+    return int(found[0]) / 1024 if found else nan
+
+
+def timed(build: Callable[[], Simulate]) -> Run:
+    """Build, then simulate."""
+    begin = process_time()
+    simulate = build()
+    built = process_time()
+    end_s = simulate()
+    return Run(end_s, built - begin, process_time() - built, peak_mb())
+
+
+def by_perfmodel(task: str, n: int, *, compiled: bool) -> Simulate:
+    return partial(makespan, TASKS[task].graph(n), compiled=compiled)
+
+
+def by_reference(task: str, n: int) -> Simulate:
+    return Ring(n).run if task == "ring" else ParameterServer(task, n).run
+
+
+def by_simpy(task: str, n: int) -> Simulate:
+    """The shared link is the reference's, since SimPy has none."""
+    import simpy
+
+    env = simpy.Environment()
+
+    class Link(Shared):
+        """Wakes the senders whose transfers end; a timer that is early is set again."""
+
+        timer: Any = None
+        until = inf
+
+        def send(self, size: int) -> Any:
+            event = env.event()
+            self.add(env.now, size, event)
+            self._set()
+            return event
+
+        def _set(self) -> None:
+            until = self.next_s()
+            if until < self.until:
+                self.until = until
+                self.timer = env.timeout(max(until - env.now, 0.0))
+                self.timer.callbacks.append(self._rings)
+
+        def _rings(self, timer: Any) -> None:
+            if timer is not self.timer:
+                return
+            self.until = inf
+            if self.next_s() <= env.now:
+                self.pop(env.now).succeed()
+                while self.heap and self.heap[0][0] == self.got:
+                    self.pop(env.now).succeed()
+            self._set()
+
+    up, down = Link(), Link()
+
+    def send(link: Link, sizes: Sequence[int], ready: Sequence[Any] = ()) -> Processes:
+        for k, size in enumerate(sizes):
+            if ready:
+                yield ready[k]
+            yield link.send(size)
+
+    def iterate(steps: Sequence[float]) -> Processes:
+        ready = [env.event() for _ in FORWARD]
+        sender = env.process(send(up, BACKWARD, ready))
+        for k, seconds in enumerate(steps):
+            yield env.timeout(seconds)
+            if k >= LAYERS:
+                ready[k - LAYERS].succeed()
+        yield sender
+        yield from send(down, FORWARD)
+
+    def run() -> float:
+        env.run()
+        return max(up.since, down.since)
+
+    if task == "ps_iter":
+        for steps in compute_s(n).tolist():
+            env.process(iterate(steps))
+    else:
+        for _ in range(n):
+            for sizes in [BACKWARD] if task == "ps_fifo" else [[s] for s in BACKWARD]:
+                env.process(send(up, sizes))
+    return run
+
+
+TOOLS: dict[str, Callable[[str, int], Simulate]] = {
+    "perfmodel": partial(by_perfmodel, compiled=True),
+    "perfmodel-plain": partial(by_perfmodel, compiled=False),
+    "reference": by_reference,
+    "simpy": by_simpy,
+}
+
+
+@functools.cache
+def description(task: str, n: int) -> str:
+    """The task as SimGrid's driver reads it."""
+    return simgrid.description(dag(TASKS[task].graph(n)))
+
+
+def by_simgrid(task: str, n: int, optim: str) -> Run:
+    """SimGrid's driver, which measures itself."""
+    words = [str(simgrid.binary()), optim]
+    done = subprocess.run(
+        words, input=description(task, n), text=True, capture_output=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    build_s, simulate_s, peak = map(float, done.stderr.split())
+    return Run(max(map(float, done.stdout.split())), build_s, simulate_s, peak)
+
+
+def warm(tool: str, task: str, n: int) -> Run:
+    """One measurement, after a small one that loads whatever is loaded late."""
+    TOOLS[tool](task, 2)()
+    return timed(partial(TOOLS[tool], task, n))
+
+
+def measure(tool: str, task: str, n: int, optim: str) -> Run:
+    """One measurement in a process of its own, which SimGrid has anyway."""
+    if tool == "simgrid":
+        return by_simgrid(task, n, optim)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(warm, tool, task, n).result()
+
+
+def predict() -> Run:
+    """The second of two runs of the command as a whole: what it caches is there by then."""
+    script = shutil.which("perfmodel", path=str(Path(sys.executable).parent))
+    tool = (script,) if script else (sys.executable, "-m", "perfmodel")
+    words = [sys.executable, "-S", "-c", HELPER, *tool, *COMMAND]
+    for _ in range(2):
+        done = subprocess.run(words, text=True, capture_output=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.partition("Traceback")[0].strip() or done.stderr)
+    wall_s, peak = map(float, done.stdout.split())
+    return Run(nan, nan, wall_s, peak)
+
+
+def deviation(task: str, n: int) -> float:
+    """The largest relative difference between perfmodel and SimGrid in when an op ends."""
+    same = dag(TASKS[task].graph(n))
+    return simgrid.deviation(simgrid.by_engine(same), simgrid.by_simgrid(same))
+
+
+def missing() -> dict[str, str]:
+    """Why the simulators that are not here cannot run."""
+    found = {"simgrid": simgrid.missing()}
+    if importlib.util.find_spec("simpy") is None:
+        found["simpy"] = "SimPy (PyPI package simpy) is missing"
+    return {tool: reason for tool, reason in found.items() if reason}

@@ -1,0 +1,194 @@
+"""Why the pace is what it is, and why nothing moves: chains of ops that wait for each other."""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+import numpy as np
+
+from perfmodel import eventloop as loop
+from perfmodel.graph import NONE, Batch, Every, OpGraph, Quorum, Refs, block_of
+from perfmodel.measures import CriticalOp
+from perfmodel.world import World, column
+
+_NAMED = 4
+"""Ops that a message names before it says "and so on"."""
+
+
+def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[CriticalOp, ...]:
+    """The ops that the period consists of, in the order in which they run; empty if not found.
+
+    From the latest end of an iteration a walk leads back through what let each op start: the last
+    of its inputs, or the op that freed its slot. Each op starts when the one before has ended.
+    Where the walk meets an op again a whole number of periods earlier, it would go on for ever in
+    the same way: what lies between is the cycle, and its times add up to those periods.
+    """
+    depth = int(column(world, "state", "depth")[0])
+    group = int(np.argmax(np.array(world.marked_at)))
+    op = int(graph.group_mark[group])
+    record = op * depth + ((int(world.arrived[op]) - 1) & (depth - 1))
+    chain: list[CriticalOp] = []
+    met: dict[int, list[tuple[float, int]]] = {}
+    end = float(world.marked_at[group])
+    margin = SAME * (period_s + end * 2.0**-20)
+    for _ in range(graph.n_ops * depth):
+        if record == NONE:
+            break
+        op, start = record // depth, float(world.rec_start[record])
+        if start > end:  # overwritten by a later instance
+            break
+        for later, at in met.get(op, ()):
+            periods = round((later - start) / period_s)
+            if periods > 0 and abs(later - start - periods * period_s) <= margin * periods:
+                return _simple(tuple(reversed(chain[at:])))
+        met.setdefault(op, []).append((start, len(chain)))
+        enabler, last = int(world.rec_enabler[record]), int(world.rec_last[record])
+        chain.append(CriticalOp(op, end - start, enabler != last))
+        record, end = enabler, start
+    return ()
+
+
+def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:
+    """A part of a closed walk that meets no op twice; where nothing waited for a slot it will do.
+
+    The cycles that the walk consists of then have the same ratio of time to iterations: none has
+    a larger one than the walk, so none has a smaller one.
+    """
+    if any(step.waited for step in walk):
+        return walk
+    path: list[CriticalOp] = []
+    for step in walk:
+        ops = [other.op for other in path]
+        if step.op in ops:
+            part = path[ops.index(step.op) :]
+            if any(other.seconds > 0.0 for other in part):
+                return tuple(part)
+            del path[ops.index(step.op) :]
+        path.append(step)
+    return tuple(path)
+
+
+SAME = 1e-9
+"""How far the length of a cycle may be from whole periods, relative to the period."""
+
+
+_acyclic: WeakSet[OpGraph] = WeakSet()
+_FEW = 20_000
+"""Edges up to which plain Python is faster than importing SciPy."""
+
+
+def cycle_without_lag(graph: OpGraph) -> list[int]:
+    """Ops that wait for each other within one iteration, in order; empty if there are none."""
+    if graph in _acyclic:
+        return []
+    now = graph.edge_lag == 0
+    source, target = graph.edge_source[now], graph.edge_target[now]
+    left = _left_over if len(source) <= _FEW else _in_components
+    ops = left(graph.n_ops, source, target)
+    if not ops:
+        _acyclic.add(graph)
+        return []
+    before: dict[int, int] = {}
+    for a, b in zip(source.tolist(), target.tolist(), strict=True):
+        if a in ops and b in ops:
+            before[b] = a
+    path: list[int] = []
+    op = min(ops & before.keys())
+    while op not in path:
+        path.append(op)
+        op = before[op]
+    cycle = path[path.index(op) :][::-1]
+    first = cycle.index(min(cycle))
+    return cycle[first:] + cycle[:first]
+
+
+def _left_over(n: int, source: Refs, target: Refs) -> set[int]:
+    """Ops on cycles and behind them that remain when what waits for nothing is taken away."""
+    missing = np.bincount(target, minlength=n).tolist()
+    after: list[list[int]] = [[] for _ in range(n)]
+    for a, b in zip(source.tolist(), target.tolist(), strict=True):
+        after[a].append(b)
+    ready = [op for op, count in enumerate(missing) if not count]
+    left = n
+    while ready:
+        left -= 1
+        for b in after[ready.pop()]:
+            missing[b] -= 1
+            if not missing[b]:
+                ready.append(b)
+    return {op for op, count in enumerate(missing) if count} if left else set()
+
+
+def _in_components(n: int, source: Refs, target: Refs) -> set[int]:
+    """Ops of strongly connected components of several ops, or with an edge to themselves."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    edges = csr_array((np.ones(len(source), np.int8), (source, target)), shape=(n, n))
+    _, component = connected_components(edges, directed=True, connection="strong")
+    several = np.bincount(component)[component] > 1
+    several[source[source == target]] = True
+    return set(np.flatnonzero(several).tolist())
+
+
+def finished(graph: OpGraph, world: World, limit: int) -> bool:
+    """Whether every op has run ``limit`` times, apart from those whose gates keep their own count.
+
+    A world that nothing moves in any more is meant.
+    """
+    done = column(world, "ops", "taken")[:-1] >= limit
+    done &= column(world, "ops", "phase")[:-1] == loop.IDLE
+    for rule in graph.rules:
+        if isinstance(rule, (Quorum, Every, Batch)):
+            done[rule.op] = True
+    return bool(done.all())
+
+
+def describe_deadlock(graph: OpGraph, world: World) -> str:
+    """Which ops wait, and for what, although nothing moves any more."""
+    now = float(column(world, "state", "now")[0])
+    rounds = int(column(world, "state", "slowest")[0])
+    phase, taken = column(world, "ops", "phase")[:-1], column(world, "ops", "taken")[:-1]
+    lacking = (column(world, "ops", "missing")[:-1] > 0) & (phase == loop.IDLE)
+    limit = int(column(world, "state", "limit")[0])
+    behind = taken <= rounds if limit == NONE else taken < limit
+    reasons = []
+    for op in np.flatnonzero(phase == loop.QUEUED).tolist():
+        held = " and ".join(repr(graph.slot_name(int(slot))) for slot in graph.held(op))
+        reasons.append(f"{graph.op_name(op)!r} waits for {held}")
+    for op in np.flatnonzero(lacking & behind).tolist():
+        if len(reasons) > _NAMED:
+            break
+        sources = [repr(graph.op_name(source)) for source in _awaited(graph, world, op)]
+        what = " and ".join(sources[:2]) if sources else "more tokens"
+        reasons.append(f"{graph.op_name(op)!r} waits for {what}")
+    more = int(np.count_nonzero(lacking & behind)) - _NAMED
+    text = "; ".join(reasons[:_NAMED]) + (f"; and {more} more wait" if more > 0 else "")
+    return f"deadlock at {now:g} s after {rounds} iterations: {text}"
+
+
+def _awaited(graph: OpGraph, world: World, op: int) -> list[int]:
+    """The sources of edges into ``op`` that hold no token for its next iteration."""
+    tokens, taken = column(world, "edges", "tokens"), column(world, "ops", "taken")
+    first, last = int(world.into_first[op]), int(world.into_first[op + 1])
+    out = column(world, "ops", "out")
+    edges = [int(world.into[k]) for k in range(first, last)]
+    return [
+        int(np.searchsorted(out, edge, side="right")) - 1
+        for edge in edges
+        if tokens[edge] <= taken[op]
+    ]
+
+
+def describe_fault(graph: OpGraph, world: World, status: int) -> str:
+    """What is wrong with the op or the probe that stopped a simulation."""
+    culprit = int(column(world, "state", "culprit")[0])
+    if status == loop.ENDLESS:
+        return f"op {graph.op_name(culprit)!r} runs again and again without any time passing"
+    probe = culprit
+    label = repr(block_of(graph.probes, probe).label)
+    opens = repr(graph.op_name(int(graph.probe_open[probe])))
+    closes = repr(graph.op_name(int(graph.probe_close[probe])))
+    if status == loop.UNOPENED:
+        return f"probe {label} is closed by {closes} before it was opened"
+    return f"probe {label} is opened by {opens} again and again before {closes} closes it"

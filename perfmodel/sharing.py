@@ -1,0 +1,680 @@
+"""Links shared max-min fairly, recomputed only where something changed.
+
+Transfers with the same links, cap and weight form a *route* and progress alike. Each route is
+limited by one link (or by its cap); the routes limited by one link form its *pool*. In a pool every
+transfer gets ``rate`` bytes/s per unit of weight, so one counter, the ``service`` each unit of
+weight has got so far, tells how far all of them are; a new rate costs as much for a thousand
+transfers as for one.
+
+Where a pool keeps to itself, that is, where no other pool's routes cross the links of its routes,
+its rate is the link's capacity over the load, as long as this stays below ``limit``, where another
+of these links would be full as well (a parameter server's link, a lone transfer). Elsewhere the
+rates of all that is joined by shared links are filled anew, the tightest link first.
+
+Max-min fairness: Bertsekas, Gallager, "Data Networks", 2nd ed., section 6.5.2. Counting service
+instead of time: Parekh, Gallager, IEEE/ACM ToN 1(3), 1993, doi 10.1109/90.234856.
+
+Like the event loop, this runs as it stands and compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NONE, MIXED = -1, -2
+INFINITE = float("inf")
+ROUNDING = 1.0 + 1e-12
+"""By how much a rate may exceed a limit that it equals but for rounding."""
+
+AT_ONCE = 2.0**-46
+"""Part of the time within which two events are one instant, as in the event loop."""
+
+Id = int
+World = Any
+
+
+def flow_starts(w: World, op: Id, amount: float) -> None:
+    """Put ``op`` among the transfers of its route, with ``amount`` bytes to go."""
+    o = w.ops[op]
+    route = o.route
+    r = w.routes[route]
+    if r.count == 0:
+        r.served = 0.0
+    elif r.place >= 0:
+        _bring_up(w, route)
+    o.level = r.served + amount
+    w.moved[route] += amount
+    if r.count == 0:
+        r.lead = op
+    else:
+        _push_flow(w, route, op)
+    r.count += 1
+    if r.place >= 0 and r.lead == op:
+        _set_key(w, route)
+        _schedule(w, r.home)
+    _note(w, route)
+
+
+def flow_ends(w: World) -> int:
+    """Take out the transfers that end next; their number, the ops are in ``ended``."""
+    s = w.state[0]
+    pool = w.agenda[0]
+    p = w.pools[pool]
+    route = w.members[p.first]
+    r = w.routes[route]
+    p.service, p.at = r.key, s.now
+    level = w.ops[r.lead].level
+    r.served, r.joined = level, p.service
+    n = 0
+    while r.count > 0 and w.ops[r.lead].level == level:
+        w.ended[n] = r.lead
+        n += 1
+        if r.count > 1:
+            _pop_flow(w, route)
+        r.count -= 1
+    _note(w, route)
+    if r.count > 0:
+        _set_key(w, route)
+        _schedule(w, pool)
+    elif p.n == 1 or not _ends_with(w, pool):
+        # it stays first in its pool for now, where it may go on with its next transfer
+        p.next = INFINITE
+        _agenda_sink(w, p.place)
+    else:
+        _leave(w, route)
+        _schedule(w, pool)
+    return n
+
+
+def _ends_with(w: World, pool: int) -> bool:
+    """Whether another of the pool's routes ends a transfer together with the first."""
+    p = w.pools[pool]
+    key = w.routes[w.members[p.first]].key + w.state[0].now * AT_ONCE * p.rate
+    for k in range(1, min(p.n, 3)):
+        if w.routes[w.members[p.first + k]].key <= key:
+            return True
+    return False
+
+
+def next_service_s(w: World) -> float:
+    """When the next transfer ends, if the rates stay as they are."""
+    return float(w.pools[w.agenda[0]].next)
+
+
+def settle(w: World) -> None:
+    """Give every transfer its fair rate again after some have started or ended."""
+    s = w.state[0]
+    n, s.changed = s.changed, 0
+    for k in range(n):
+        _load_links(w, w.changed[k])
+    pools = 0
+    region = 0
+    for k in range(n):
+        route = w.changed[k]
+        r = w.routes[route]
+        r.changed = 0
+        step = r.count - r.settled
+        r.settled = r.count
+        if r.count == 0 and r.place >= 0:
+            _leave(w, route)
+            _schedule(w, r.home)
+        if step == 0:
+            if r.count > 0 and r.place < 0:
+                _join(w, route, r.home)
+            continue
+        if r.count == step:  # nothing was there before
+            r.home = _find_home(w, route)
+        home = r.home
+        if home >= 0 and home < s.n_links and w.links[home].owner == home:
+            if r.count > 0 and r.place < 0:
+                _join(w, route, home)
+            if w.pools[home].noted == 0:
+                w.pools[home].noted = 1
+                w.region_pools[pools] = home
+                pools += 1
+        else:
+            region = _add_links(w, route, region)
+        if r.count == 0:
+            _disown(w, route)
+    for k in range(pools):
+        pool = w.region_pools[k]
+        p = w.pools[pool]
+        p.noted = 0
+        if p.n == 0:
+            p.service = 0.0
+            _unschedule(w, pool)
+            continue
+        rate = w.links[pool].capacity / w.links[pool].load
+        if rate <= p.limit * ROUNDING:
+            _set_rate(w, pool, rate)
+            _schedule(w, pool)
+        elif w.links[pool].marked == 0:
+            w.links[pool].marked = 1
+            w.region_links[region] = pool
+            region += 1
+    if region > 0:
+        _fill(w, region)
+
+
+# -- service -----------------------------------------------------------------------------------
+
+
+def advance_service(w: World, pool: int) -> None:
+    """Bring a pool's service up to the present."""
+    p = w.pools[pool]
+    now = w.state[0].now
+    if p.n > 0:
+        p.service += (now - p.at) * p.rate
+    p.at = now
+
+
+def _bring_up(w: World, route: int) -> None:
+    """Bring what each transfer of a route has got up to the present."""
+    r = w.routes[route]
+    advance_service(w, r.home)
+    service = w.pools[r.home].service
+    r.served += (service - r.joined) * r.weight
+    r.joined = service
+
+
+def _set_rate(w: World, pool: int, rate: float) -> None:
+    p = w.pools[pool]
+    if rate != p.rate:
+        advance_service(w, pool)
+        p.rate = rate
+
+
+def _set_key(w: World, route: int) -> None:
+    """Place a route in its pool by the service at which its next transfer ends."""
+    r = w.routes[route]
+    left = w.ops[r.lead].level - r.served
+    key = r.joined + left / r.weight
+    first = w.pools[r.home].first
+    if key >= r.key and r.place == 0:
+        r.key = key
+        _sink(w, first, w.pools[r.home].n, 0)
+    else:
+        r.key = key
+        _sink(w, first, w.pools[r.home].n, r.place)
+        _rise(w, first, r.place)
+
+
+def _join(w: World, route: int, pool: int) -> None:
+    r, p = w.routes[route], w.pools[pool]
+    if p.n == 0:
+        p.service = 0.0
+        p.at = w.state[0].now
+    else:
+        advance_service(w, pool)
+    r.home = pool
+    r.joined = p.service
+    r.place = p.n
+    w.members[p.first + p.n] = route
+    p.n += 1
+    _set_key(w, route)
+    if p.rate > 0.0:
+        _schedule(w, pool)
+
+
+def _leave(w: World, route: int) -> None:
+    r = w.routes[route]
+    p = w.pools[r.home]
+    p.n -= 1
+    last = w.members[p.first + p.n]
+    place = r.place
+    r.place = NONE
+    if last != route:
+        w.members[p.first + place] = last
+        w.routes[last].place = place
+        _sink(w, p.first, p.n, place)
+        _rise(w, p.first, w.routes[last].place)
+
+
+# -- loads and owners --------------------------------------------------------------------------
+
+
+def _note(w: World, route: int) -> None:
+    s, r = w.state[0], w.routes[route]
+    if r.changed == 0:
+        r.changed = 1
+        w.changed[s.changed] = route
+        s.changed += 1
+
+
+def _load_links(w: World, route: int) -> None:
+    """Add what has changed on a route to the load of its links."""
+    r = w.routes[route]
+    step = r.count - r.settled
+    if step == 0:
+        return
+    for e in range(r.first, r.last):
+        x = w.paths[e]
+        link = w.links[x.link]
+        link.load += step * r.weight * x.units
+        if r.settled == 0:
+            x.at = link.n
+            w.active[link.first + link.n] = e
+            link.n += 1
+        elif r.count == 0:
+            link.n -= 1
+            last = w.active[link.first + link.n]
+            w.active[link.first + x.at] = last
+            w.paths[last].at = x.at
+            if link.n == 0:
+                link.load = 0.0
+
+
+def _disown(w: World, route: int) -> None:
+    r = w.routes[route]
+    for e in range(r.first, r.last):
+        link = w.links[w.paths[e].link]
+        if link.n == 0:
+            link.owner = NONE
+
+
+def _find_home(w: World, route: int) -> int:
+    """The pool that keeps to itself and that a new route can simply join; NONE if there is none."""
+    r = w.routes[route]
+    home, free = NONE, 0
+    tightest, least = NONE, INFINITE
+    for e in range(r.first, r.last):
+        link = w.links[w.paths[e].link]
+        if link.owner == NONE:
+            free += 1
+        elif link.owner == MIXED or (home != NONE and link.owner != home):
+            return NONE
+        else:
+            home = link.owner
+        share = link.capacity / link.load
+        if share < least:
+            tightest, least = w.paths[e].link, share
+    if free == r.last - r.first:
+        home = tightest
+        if home == NONE:
+            return NONE
+        w.pools[home].limit = INFINITE
+    found = False
+    limit = r.cap / r.weight
+    for e in range(r.first, r.last):
+        other = w.paths[e].link
+        link = w.links[other]
+        if other == home:
+            found = True
+        else:
+            limit = min(limit, link.capacity / link.load)
+    if not found:
+        return NONE
+    for e in range(r.first, r.last):
+        w.links[w.paths[e].link].owner = home
+    w.pools[home].limit = min(w.pools[home].limit, limit)
+    return home
+
+
+# -- filling -----------------------------------------------------------------------------------
+
+
+def _add_links(w: World, route: int, region: int) -> int:
+    """Add a route's links to the region; the number of links in it."""
+    s, r = w.state[0], w.routes[route]
+    for e in range(r.first, r.last):
+        x = w.paths[e].link
+        if w.links[x].marked == 0:
+            w.links[x].marked = 1
+            w.region_links[region] = x
+            region += 1
+    if r.first == r.last:
+        # on no link at all: its cap alone sets the pace
+        if r.count > 0 and r.place < 0:
+            _join(w, route, s.n_links + route)
+        _set_rate(w, s.n_links + route, r.cap / r.weight)
+        _schedule(w, s.n_links + route)
+    return region
+
+
+def _fill(w: World, region: int) -> None:
+    """Fill the links that are joined to the first ``region`` of region_links, until all are fair.
+
+    All rates rise together; the link with the least left for each unit of load fixes the rates on
+    it, then the others go on.
+    """
+    s = w.state[0]
+    routes = 0
+    done = 0
+    while done < region:
+        link = w.links[w.region_links[done]]
+        done += 1
+        for k in range(link.first, link.first + link.n):
+            route = w.paths[w.active[k]].route
+            r = w.routes[route]
+            if r.fixed == 0:
+                r.fixed = 1  # in the region, not fixed yet
+                w.region_routes[routes] = route
+                routes += 1
+                for e in range(r.first, r.last):
+                    other = w.paths[e].link
+                    if w.links[other].marked == 0:
+                        w.links[other].marked = 1
+                        w.region_links[region] = other
+                        region += 1
+    n = 0
+    for k in range(region):
+        x = w.region_links[k]
+        link = w.links[x]
+        if s.weighted != 0:
+            link.load = _load(w, x, 0)
+        link.left, link.open, link.unfixed = link.capacity, link.load, link.n
+        if link.n > 0:
+            n = _push_share(w, n, link.capacity / link.load, x)
+    for k in range(routes):
+        r = w.routes[w.region_routes[k]]
+        if r.cap < INFINITE:
+            n = _push_share(w, n, r.cap / r.weight, s.n_links + w.region_routes[k])
+    level = 0.0
+    while n > 0:
+        share, pool = w.share[0], w.share_of[0]
+        n = _pop_share(w, n)
+        if pool >= s.n_links:
+            if w.routes[pool - s.n_links].fixed == 1:
+                level = max(level, share)
+                _fix(w, pool - s.n_links, pool, level)
+            continue
+        link = w.links[pool]
+        if link.unfixed == 0:
+            continue
+        if s.weighted != 0:
+            link.open = _load(w, pool, 1)
+        now = link.left / link.open
+        if now > share:
+            n = _push_share(w, n, now, pool)
+            continue
+        level = max(level, share)
+        for k in range(link.first, link.first + link.n):
+            route = w.paths[w.active[k]].route
+            if w.routes[route].fixed == 1:
+                _fix(w, route, pool, level)
+    _apply(w, region, routes)
+
+
+def _load(w: World, x: Id, fixed: int) -> float:
+    """Load of a link by its routes that are ``fixed`` (1: not yet, 0: all), added up afresh."""
+    link = w.links[x]
+    total = 0.0
+    for k in range(link.first, link.first + link.n):
+        e = w.paths[w.active[k]]
+        r = w.routes[e.route]
+        if fixed == 0 or r.fixed == 1:
+            total += r.count * r.weight * e.units
+    return total
+
+
+def _fix(w: World, route: int, pool: int, level: float) -> None:
+    """Fix a route's rate: it belongs to ``pool``, at ``level`` for each unit of weight."""
+    r = w.routes[route]
+    r.fixed = 2
+    r.goal = pool
+    r.level = level
+    total = r.count * r.weight
+    for e in range(r.first, r.last):
+        x = w.paths[e]
+        link = w.links[x.link]
+        link.left -= total * x.units * level
+        link.open -= total * x.units
+        link.unfixed -= 1
+
+
+def _apply(w: World, region: int, routes: int) -> None:
+    """Move the region's routes to their new pools, at their new rates; find out who owns what."""
+    s = w.state[0]
+    for k in range(routes):
+        route = w.region_routes[k]
+        r = w.routes[route]
+        if r.place >= 0 and r.home != r.goal:
+            _bring_up(w, route)
+            _leave(w, route)
+            if w.pools[r.home].n == 0:
+                _unschedule(w, r.home)
+    for k in range(routes):
+        route = w.region_routes[k]
+        r = w.routes[route]
+        _set_rate(w, r.goal, r.level)
+        if r.place < 0:
+            _join(w, route, r.goal)
+    for k in range(region):
+        x = w.region_links[k]
+        link = w.links[x]
+        link.marked = 0
+        w.pools[x].limit = INFINITE
+        if w.pools[x].n > 0:
+            _schedule(w, x)
+        else:
+            _unschedule(w, x)
+        link.owner = NONE
+        for a in range(link.first, link.first + link.n):
+            home = w.routes[w.paths[w.active[a]].route].home
+            if link.owner == NONE:
+                link.owner = home
+            elif link.owner != home:
+                link.owner = MIXED
+                break
+    for k in range(routes):
+        r = w.routes[w.region_routes[k]]
+        r.fixed = 0
+        if r.home >= s.n_links:
+            _schedule(w, r.home)
+        else:
+            for e in range(r.first, r.last):
+                if w.links[w.paths[e].link].owner != r.home:
+                    w.links[r.home].owner = MIXED
+    for k in range(routes):
+        r = w.routes[w.region_routes[k]]
+        alone = r.home < s.n_links and w.links[r.home].owner == r.home
+        limit = r.cap / r.weight
+        for e in range(r.first, r.last):
+            x = w.paths[e].link
+            if not alone:
+                w.links[x].owner = MIXED
+            elif x != r.home:
+                limit = min(limit, w.links[x].capacity / w.links[x].load)
+        if alone:
+            w.pools[r.home].limit = min(w.pools[r.home].limit, limit)
+
+
+# -- heaps -------------------------------------------------------------------------------------
+
+
+def _push_share(w: World, n: int, share: float, pool: int) -> int:
+    """Add to the shares, a binary heap in order of (share, pool); their number."""
+    i = n
+    while i > 0:
+        parent = (i - 1) >> 1
+        if w.share[parent] < share or (w.share[parent] == share and w.share_of[parent] < pool):
+            break
+        w.share[i] = w.share[parent]
+        w.share_of[i] = w.share_of[parent]
+        i = parent
+    w.share[i] = share
+    w.share_of[i] = pool
+    return n + 1
+
+
+def _pop_share(w: World, n: int) -> int:
+    """Drop the least of the shares; their number."""
+    n -= 1
+    share, pool = w.share[n], w.share_of[n]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n:
+            a, b = w.share[child], w.share[child + 1]
+            if b < a or (b == a and w.share_of[child + 1] < w.share_of[child]):
+                child += 1
+        if share < w.share[child] or (share == w.share[child] and pool < w.share_of[child]):
+            break
+        w.share[i] = w.share[child]
+        w.share_of[i] = w.share_of[child]
+        i = child
+    w.share[i] = share
+    w.share_of[i] = pool
+    return n
+
+
+def _push_flow(w: World, route: Id, op: Id) -> None:
+    """Add to the transfers of a route: the one that leads, and a binary heap of the others."""
+    r = w.routes[route]
+    if _ends_before(w, op, r.lead):
+        op, r.lead = r.lead, op
+    i = r.count - 1
+    while i > 0:
+        parent = (i - 1) >> 1
+        other = w.flying[r.flow + parent]
+        if not _ends_before(w, op, other):
+            break
+        w.flying[r.flow + i] = other
+        i = parent
+    w.flying[r.flow + i] = op
+
+
+def _pop_flow(w: World, route: Id) -> None:
+    """Take out the transfer that leads."""
+    r = w.routes[route]
+    n = r.count - 2
+    r.lead = w.flying[r.flow]
+    op = w.flying[r.flow + n]
+    i, child = 0, 1
+    while child < n:
+        a = w.flying[r.flow + child]
+        if child + 1 < n and _ends_before(w, w.flying[r.flow + child + 1], a):
+            child += 1
+            a = w.flying[r.flow + child]
+        if not _ends_before(w, a, op):
+            break
+        w.flying[r.flow + i] = a
+        i = child
+        child = 2 * i + 1
+    w.flying[r.flow + i] = op
+
+
+def _ends_before(w: World, a: Id, b: Id) -> bool:
+    x, y = w.ops[a].level, w.ops[b].level
+    return bool(x < y or (x == y and a < b))
+
+
+def _rise(w: World, first: int, i: int) -> None:
+    """Move a member of a pool up to its place, in order of (key, route)."""
+    route = w.members[first + i]
+    key = w.routes[route].key
+    while i > 0:
+        parent = (i - 1) >> 1
+        other = w.members[first + parent]
+        x = w.routes[other]
+        if x.key < key or (x.key == key and other < route):
+            break
+        w.members[first + i] = other
+        x.place = i
+        i = parent
+    w.members[first + i] = route
+    w.routes[route].place = i
+
+
+def _sink(w: World, first: int, n: int, i: int) -> None:
+    """Move a member of a pool down to its place."""
+    route = w.members[first + i]
+    key = w.routes[route].key
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        a = w.members[first + child]
+        if child + 1 < n:
+            b = w.members[first + child + 1]
+            ka, kb = w.routes[a].key, w.routes[b].key
+            if ka == kb:
+                child += b < a
+            else:
+                child += kb < ka
+            a = w.members[first + child]
+        x = w.routes[a]
+        if key < x.key or (key == x.key and route < a):
+            break
+        w.members[first + i] = a
+        x.place = i
+        i = child
+    w.members[first + i] = route
+    w.routes[route].place = i
+
+
+def _schedule(w: World, pool: int) -> None:
+    """Enter when a pool's next transfer ends into the agenda, a heap in order of (next, pool)."""
+    s, p = w.state[0], w.pools[pool]
+    if p.n == 0:
+        _unschedule(w, pool)
+        return
+    left = w.routes[w.members[p.first]].key - p.service
+    p.next = max(p.at + max(left, 0.0) / p.rate, s.now)
+    if p.place < 0:
+        p.place = s.busy_pools
+        w.agenda[s.busy_pools] = pool
+        s.busy_pools += 1
+    if s.busy_pools > 1:
+        _agenda_sink(w, p.place)
+        _agenda_rise(w, p.place)
+
+
+def _unschedule(w: World, pool: int) -> None:
+    s, p = w.state[0], w.pools[pool]
+    if p.place < 0:
+        return
+    s.busy_pools -= 1
+    last = w.agenda[s.busy_pools]
+    place = p.place
+    p.place = NONE
+    if last != pool:
+        w.agenda[place] = last
+        w.pools[last].place = place
+        _agenda_sink(w, place)
+        _agenda_rise(w, w.pools[last].place)
+
+
+def _agenda_rise(w: World, i: int) -> None:
+    pool = w.agenda[i]
+    time = w.pools[pool].next
+    while i > 0:
+        parent = (i - 1) >> 1
+        other = w.agenda[parent]
+        x = w.pools[other]
+        if x.next < time or (x.next == time and other < pool):
+            break
+        w.agenda[i] = other
+        x.place = i
+        i = parent
+    w.agenda[i] = pool
+    w.pools[pool].place = i
+
+
+def _agenda_sink(w: World, i: int) -> None:
+    n = w.state[0].busy_pools
+    pool = w.agenda[i]
+    time = w.pools[pool].next
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        a = w.agenda[child]
+        if child + 1 < n:
+            b = w.agenda[child + 1]
+            ta, tb = w.pools[a].next, w.pools[b].next
+            if ta == tb:
+                child += b < a
+            else:
+                child += tb < ta
+            a = w.agenda[child]
+        x = w.pools[a]
+        if time < x.next or (time == x.next and pool < a):
+            break
+        w.agenda[i] = a
+        x.place = i
+        i = child
+    w.agenda[i] = pool
+    w.pools[pool].place = i

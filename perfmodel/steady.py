@@ -1,0 +1,136 @@
+"""When a simulation has settled: a state that recurs, a warm-up to drop, enough batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.measures import Totals
+from perfmodel.world import State, World, column, state
+
+SAME = 1e-9
+"""How far times, or bytes, of two states may differ by rounding, relative to the largest."""
+
+FEWEST_BATCHES, MOST_BATCHES = 16, 32
+"""Batches that a confidence interval is over; when there are more, pairs become one."""
+
+MOST_CORRELATION = 0.3
+"""Lag-one correlation of batch means beyond which longer batches are needed."""
+
+CONFIDENCE = 0.975
+
+
+class Recurrence:
+    """Finds the period of a sequence of states by keeping one of them.
+
+    The state of rounds 1, 2, 4, 8, ... is kept in turn and compared with those that follow (Brent,
+    BIT 20, 1980, doi 10.1007/BF01933190), so that a period of any length is found in memory for
+    one state.
+    """
+
+    saved: Totals
+
+    def __init__(self) -> None:
+        self._state: State | None = None
+        self._next = 1
+        self.fresh = False
+        """Whether the state last seen is the one that is kept."""
+
+    def seen(self, world: World, done: int, totals: Callable[[], Totals]) -> Totals | None:
+        """The totals at the earlier time when the state was the same, None if it is new."""
+        time = float(column(world, "state", "now")[0])
+        self.fresh = False
+        if self._state is not None and time == self.saved.time:
+            return None
+        now = state(world)
+        if self._state is not None and same(self._state, now):
+            return self.saved
+        self.fresh = done >= self._next
+        if self.fresh:
+            self._state, self.saved = now, totals()
+            while self._next <= done:
+                self._next *= 2
+        return None
+
+
+def same(a: State, b: State) -> bool:
+    """Whether two states agree, up to rounding of their times and of their bytes."""
+    if not np.array_equal(a.counts, b.counts):
+        return False
+    return _close(a.times, b.times) and _close(a.bytes, b.bytes)
+
+
+def _close(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
+    margin = SAME * float(np.abs(b).max(initial=0.0))
+    return len(a) == len(b) and bool((np.abs(a - b) <= margin).all())
+
+
+def warmup_rounds(rates: Sequence[float]) -> int:
+    """How many of the first rounds to drop: 0 or a power of two, at most half.
+
+    The one that leaves the least standard error of the mean of the rest, which is the marginal
+    standard error rule (White, Simulation 69(6), 1997, doi 10.1177/003754979706900601).
+    """
+    values = np.asarray(rates)
+    candidates = [0]
+    while max(1, 2 * candidates[-1]) <= len(values) // 2:
+        candidates.append(max(1, 2 * candidates[-1]))
+    return min(candidates, key=lambda d: float(values[d:].var()) / (len(values) - d))
+
+
+def ci_fraction(values: Sequence[float]) -> float:
+    """Half-width of the 95 % Student interval of the mean of values, as a fraction of it."""
+    if len(values) < 2:
+        return math.inf
+    from scipy.special import stdtrit
+
+    x = np.asarray(values)
+    spread = float(x.std(ddof=1)) / math.sqrt(len(x))
+    return float(stdtrit(len(x) - 1, CONFIDENCE)) * spread / float(x.mean())
+
+
+class Series:
+    """Batches of rounds of one long run, and the confidence interval of their mean rate.
+
+    Batch means: Law, "Simulation Modeling and Analysis", 5th ed., section 9.5.3. As the run grows,
+    batches are merged in pairs, so that they grow with it and their number stays bounded.
+    """
+
+    def __init__(self) -> None:
+        self._work: list[float] = []
+        self._time: list[float] = []
+        self.batch_rounds = 1
+
+    def add(self, iterations: float, seconds: float) -> None:
+        """Add one batch."""
+        self._work.append(iterations)
+        self._time.append(seconds)
+        if len(self._work) >= 2 * MOST_BATCHES:
+            self._work = _pairs(self._work)
+            self._time = _pairs(self._time)
+            self.batch_rounds *= 2
+
+    def ci_fraction(self) -> float:
+        """The interval; infinite as long as there are too few batches, or they hang together."""
+        if len(self._work) < FEWEST_BATCHES:
+            return math.inf
+        rates = np.array(self._work) / np.array(self._time)
+        if not np.isfinite(rates).all():
+            return 0.0
+        if _correlation(rates) > MOST_CORRELATION:
+            return math.inf
+        return ci_fraction(rates.tolist())
+
+
+def _pairs(values: list[float]) -> list[float]:
+    return [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
+
+
+def _correlation(values: NDArray[np.float64]) -> float:
+    """Lag-one correlation."""
+    deviations = values - values.mean()
+    total = float((deviations**2).sum())
+    return float((deviations[1:] * deviations[:-1]).sum()) / total if total > 0.0 else 0.0

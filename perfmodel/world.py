@@ -1,0 +1,833 @@
+"""The state of a simulation, laid out in records: arrays of them, or lists of objects.
+
+Both are made from the same structured arrays, so that the compiled event loop and its plain twin
+begin alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel import eventloop as loop
+from perfmodel.graph import (
+    CAUSES,
+    NONE,
+    Activity,
+    Batch,
+    Choice,
+    Every,
+    Mailbox,
+    OpGraph,
+    Quantum,
+    Quorum,
+)
+from perfmodel.measures import Totals
+from perfmodel.noise import TABLE, key, offsets, table
+
+_F, _I, _L = "f8", "i4", "i8"
+
+
+def _record(**kinds: str) -> np.dtype[Any]:
+    fields = [(name, kind.lower()) for kind, names in kinds.items() for name in names.split()]
+    return np.dtype(fields, align=True)
+
+
+STATE = _record(
+    f8="now gap_seconds soon_since",
+    i8="raised key at_once",
+    i4="n_ops n_links n_groups limit depth first_span end_span weighted timer_room bins staggered "
+    "slowest fastest behind gap_max timers soon soon_first touched changed busy_pools walks fault culprit",
+)
+OP = _record(  # 64 bytes, as a cache line has
+    f8="seconds bytes since level",
+    i4="missing early taken out hold route extra",
+    i2="priority",
+    i1="phase holds",
+)
+EXTRA = _record(f8="latency", i4="stream special watch mark")
+EDGE = _record(i4="target tokens")
+GATE_EDGE = _record(i4="target kind pair")
+HOLD = _record(i4="slot units")
+SLOT = _record(
+    f8="released busy", i8="free", i4="first waiting touched releaser group head _1 _2 _3 _4"
+)
+LINK = _record(f8="capacity load left open", i4="first n owner marked unfixed")
+PATH = _record(f8="units", i4="link route at")
+ROUTE = _record(
+    f8="weight served joined key",
+    i4="lead flow count settled changed home place first",
+    F8="cap level _1 _2 _3 _4",
+    I4="last fixed goal _5",
+)
+POOL = _record(f8="service at rate limit next", i4="first n place noted _1 _2")
+GROUP = _record(i4="iterations device")
+STREAM = _record(f8="factor", i4="first at")
+SPECIAL = _record(
+    f8="low high quantum left per_token cycle cap",
+    i4="every phase activity choice alternative alternatives gate need count fired open",
+)
+ALTERNATIVE = _record(f8="latency", i4="hold holds route")
+ITEM = _record(f8="bytes", i4="edge tokens admitted loaded")
+PROBE = _record(i4="counter group stamp room next open")
+WATCH = _record(i4="ready close rise open end")
+
+_PROBE_ROOM = 3
+"""Instances of a probe that may be open at once, besides those that its lag opens."""
+
+
+class World(NamedTuple):
+    """Everything the event loop reads and writes; records first, then plain numbers."""
+
+    state: Any
+    ops: Any
+    edges: Any
+    gate_edges: Any
+    holds: Any
+    slots: Any
+    links: Any
+    paths: Any
+    routes: Any
+    pools: Any
+    groups: Any
+    streams: Any
+    extras: Any
+    specials: Any
+    alternatives: Any
+    items: Any
+    probes: Any
+    watches: Any
+    into: Any
+    into_first: Any
+    need: Any
+    arrived: Any
+    queue: Any
+    active: Any
+    members: Any
+    flying: Any
+    agenda: Any
+    timer_time: Any
+    timer_what: Any
+    soon: Any
+    touched: Any
+    changed: Any
+    ended: Any
+    region_links: Any
+    region_routes: Any
+    region_pools: Any
+    share: Any
+    share_of: Any
+    rec_ready: Any
+    rec_start: Any
+    rec_last: Any
+    rec_enabler: Any
+    span_ready: Any
+    span_start: Any
+    span_end: Any
+    cause: Any
+    late: Any
+    table: Any
+    watched: Any
+    counters: Any
+    stamp_time: Any
+    stamp_count: Any
+    # what is measured
+    moved: Any
+    waits: Any
+    marked_at: Any
+    marked_busy: Any
+    marked_waits: Any
+    critical: Any
+    critical_count: Any
+    probe_seconds: Any
+    probe_count: Any
+    histogram: Any
+    stale_sum: Any
+    stale_count: Any
+
+
+DTYPES: dict[str, np.dtype[Any]] = dict(
+    zip(
+        World._fields,
+        (
+            *(STATE, OP, EDGE, GATE_EDGE, HOLD, SLOT, LINK, PATH, ROUTE, POOL, GROUP, STREAM),
+            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, WATCH),
+        ),
+        strict=False,
+    )
+)
+"""Kind of each array of a world."""
+for _kind, _names in (
+    (
+        _I,
+        "into into_first need arrived queue active members flying agenda soon touched changed "
+        "ended region_links region_routes region_pools share_of rec_last rec_enabler cause watched",
+    ),
+    (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
+    (
+        _F,
+        "timer_time share rec_ready rec_start span_ready span_start span_end late table "
+        "stamp_time moved waits marked_at marked_busy marked_waits "
+        "critical critical_count probe_seconds probe_count",
+    ),
+):
+    DTYPES |= {name: np.dtype(_kind) for name in _names.split()}
+RECORDS = World._fields[: World._fields.index("into")]
+
+
+def make_world(
+    graph: OpGraph, seed: int = 0, *, depth: int = 0, limit: int = NONE, record: range = range(0)
+) -> tuple[World, Kept]:
+    """The state before the first instant, in arrays; and what :func:`give_back` takes.
+
+    Parameters
+    ----------
+    depth : instances of each op remembered, to walk back from a wait to what caused it; 0 or a
+        power of two.
+    limit : how often each op runs, NONE for without end.
+    record : iterations of which the timeline is kept.
+    """
+    kept = _kept.pop(graph, None)
+    if kept is None:
+        layout = _lay_out(graph)
+        kept = Kept(
+            layout,
+            {name: getattr(layout, name).copy() for name in _REWRITTEN},
+            {name: layout.ops[name].copy() for name in _OP_REWRITTEN},
+            layout.edges["tokens"].copy(),
+        )
+    else:
+        _rewind(kept)
+    n, groups = graph.n_ops, graph.n_groups
+    world = kept.world._replace(
+        arrived=np.zeros(n if depth else 0, _I),
+        rec_ready=np.zeros(n * depth),
+        rec_start=np.zeros(n * depth),
+        rec_last=np.full(n * depth, NONE, _I),
+        rec_enabler=np.full(n * depth, NONE, _I),
+        critical=np.zeros(n if depth else 0),
+        critical_count=np.zeros(n if depth else 0),
+        **{name: np.full(n * len(record), np.nan) for name in _SPANS},
+    )
+    for name, value in (
+        ("key", key(seed)),
+        ("limit", limit),
+        ("depth", depth),
+        ("first_span", record.start),
+        ("end_span", record.stop),
+    ):
+        world.state[name] = value
+    if graph.staggered:
+        parts = np.append(offsets(seed, groups), 0.0)
+        world = world._replace(late=graph.op_stagger_s * parts[graph.op_group])
+    return world, kept
+
+
+class Kept(NamedTuple):
+    """A world that is no longer in use, and what makes it new again.
+
+    Memory that was used before costs a fraction of memory fresh from the operating system.
+    """
+
+    world: World
+    arrays: dict[str, NDArray[Any]]
+    op_fields: dict[str, NDArray[Any]]
+    tokens: NDArray[Any]
+
+
+def give_back(graph: OpGraph, kept: Kept) -> None:
+    """Keep a world for the next simulation of the same graph."""
+    _kept[graph] = kept
+
+
+_kept: WeakKeyDictionary[OpGraph, Kept] = WeakKeyDictionary()
+_REWRITTEN = tuple(
+    (
+        "state links paths groups slots routes pools streams extras specials items probes "
+        "counters moved waits marked_at marked_busy marked_waits probe_seconds probe_count "
+        "histogram stale_sum stale_count"
+    ).split()
+)
+_OP_REWRITTEN = tuple(("missing early taken phase").split())
+_SPANS = ("span_ready", "span_start", "span_end")
+
+
+def _rewind(kept: Kept) -> None:
+    """Undo what a simulation has written, as far as the next one reads it."""
+    for name, values in kept.arrays.items():
+        getattr(kept.world, name)[:] = values
+    kept.world.edges["tokens"] = kept.tokens
+    ops = kept.world.ops
+    for at in range(0, len(ops), _CHUNK):
+        for name, values in kept.op_fields.items():
+            ops[at : at + _CHUNK][name] = values[at : at + _CHUNK]
+
+
+def _lay_out(graph: OpGraph) -> World:
+    """What is the same for every simulation of a graph."""
+    n, groups = graph.n_ops, graph.n_groups
+    edges, into, out_start, in_start = _edges(graph)
+    lags = graph.edge_lag
+    lacking = np.bincount(graph.edge_target[lags == 0], minlength=n)
+    early = np.bincount(graph.edge_target, np.maximum(lags - 1, 0), minlength=n)
+    free_ride = (np.diff(graph.route_start) == 0) & np.isinf(graph.route_cap_bytes_per_s)
+    by_route = np.append(np.where(free_ride, NONE, np.arange(len(free_ride))), NONE).astype(_I)
+    noisy = np.append(graph.stream_cv > 0.0, False)
+    ops = _aligned(n + 1, OP)
+    for at in range(0, n + 1, _CHUNK):  # what was just written is still in the cache
+        part = slice(at, min(at + _CHUNK, n))
+        some = ops[part]
+        some["seconds"] = graph.op_seconds[part]
+        some["bytes"] = graph.op_bytes[part]
+        some["hold"] = graph.hold_start[part]
+        some["holds"] = np.diff(graph.hold_start[at : part.stop + 1])
+        some["out"] = out_start[part]
+        some["missing"] = lacking[part]
+        some["early"] = early[part]
+        some["priority"] = graph.op_priority[part]
+        some["route"] = np.where(graph.op_bytes[part] > 0.0, by_route[graph.op_route[part]], NONE)
+        some["extra"] = NONE
+    ops["out"][n] = out_start[n]
+    need = np.diff(in_start).astype(_I) + 1
+    extras = _Extras(ops)
+    late = np.flatnonzero(graph.op_latency_s)
+    extras.set("latency", late, graph.op_latency_s[late])
+    streams_of = np.where(noisy[graph.op_stream], graph.op_stream, NONE)
+    extras.set("stream", np.flatnonzero(streams_of != NONE), streams_of[streams_of != NONE])
+    extras.set("mark", graph.group_mark, np.arange(groups))
+
+    holds = np.zeros(len(graph.hold_slots), HOLD)
+    holds["slot"], holds["units"] = graph.hold_slots, graph.hold_units
+    specials, alternatives, more, items, gate_edges = _rules(
+        graph, ops, extras, edges, need, by_route
+    )
+    holds = np.concatenate([holds, more]) if len(more) else holds
+
+    slots = _aligned(len(graph.slot_capacity), SLOT)
+    slots["free"] = graph.slot_capacity
+    slots["released"], slots["releaser"], slots["group"] = -1.0, NONE, NONE
+    slots["group"][graph.group_device] = np.arange(groups)
+    slots["first"] = _starts(np.bincount(holds["slot"], minlength=len(slots)))[:-1]
+
+    n_routes, n_links = len(graph.route_weight), len(graph.link_capacity_bytes_per_s)
+    links = np.zeros(n_links, LINK)
+    links["capacity"] = graph.link_capacity_bytes_per_s
+    links["owner"] = NONE
+    crossing = _starts(np.bincount(graph.route_links, minlength=n_links))
+    links["first"] = crossing[:-1]
+    paths = np.zeros(len(graph.route_links), PATH)
+    paths["link"], paths["units"] = graph.route_links, graph.route_units
+    paths["route"] = np.repeat(np.arange(n_routes), np.diff(graph.route_start))
+    routes = _aligned(n_routes, ROUTE)
+    routes["cap"], routes["weight"] = graph.route_cap_bytes_per_s, graph.route_weight
+    routes["first"], routes["last"] = graph.route_start[:-1], graph.route_start[1:]
+    routes["home"] = routes["place"] = NONE
+    users = np.concatenate([ops["route"][:n], alternatives["route"]])
+    flows = _starts(np.bincount(users[users >= 0], minlength=n_routes))
+    routes["flow"] = flows[:-1]
+    pools = _aligned(n_links + n_routes, POOL)
+    pools["first"] = np.concatenate([crossing[:-1], crossing[-1] + np.arange(n_routes)])
+    pools["place"] = NONE
+    pools["limit"] = np.inf
+
+    members = np.zeros(groups, GROUP)
+    members["device"] = graph.group_device
+    streams = np.zeros(len(graph.stream_cv), STREAM)
+    streams["at"] = NONE
+    values = np.zeros(0)
+    if noisy.any():
+        kinds, which = np.unique(
+            np.stack([graph.stream_cv, graph.stream_kind]), axis=1, return_inverse=True
+        )
+        values = np.concatenate([table(float(cv), int(kind)) for cv, kind in kinds.T])
+        streams["first"] = which.ravel() * TABLE
+    probes, watches, watched, stamps = _probes(graph, extras)
+    stamp_count = np.zeros(stamps, _L)
+
+    state = np.zeros(1, STATE)
+    for name, value in (
+        ("n_ops", n),
+        ("n_links", n_links),
+        ("n_groups", groups),
+        ("weighted", bool(np.any(graph.route_weight != 1.0) or np.any(graph.route_units != 1.0))),
+        ("behind", groups),
+        ("timer_room", n + 64),
+        ("staggered", graph.staggered),
+    ):
+        state[name] = value
+    n_counters = int(graph.counter_ids.max()) + 1 if len(graph.counter_ids) else 0
+    bins = max(256, 16 * int(graph.group_count.sum())) if n_counters else 1
+    state["bins"] = bins
+    nothing = np.zeros(0)
+    no_ids = np.zeros(0, _I)
+    return World(
+        state=state,
+        ops=ops,
+        edges=edges,
+        gate_edges=gate_edges,
+        holds=holds,
+        slots=slots,
+        links=links,
+        paths=paths,
+        routes=routes,
+        pools=pools,
+        groups=members,
+        streams=streams,
+        extras=extras.made(),
+        specials=specials,
+        alternatives=alternatives,
+        items=items,
+        probes=probes,
+        watches=watches,
+        into=into,
+        into_first=in_start.astype(_I),
+        need=need,
+        arrived=no_ids,
+        queue=np.zeros(len(holds), _I),
+        active=np.zeros(len(paths), _I),
+        members=np.zeros(len(paths) + n_routes, _I),
+        flying=np.zeros(int(flows[-1]), _I),
+        agenda=np.zeros(len(pools), _I),
+        timer_time=np.zeros(n + 64),
+        timer_what=np.zeros(n + 64, _L),
+        soon=np.zeros(n + 1, _I),
+        touched=np.zeros(len(slots), _I),
+        changed=np.zeros(n_routes, _I),
+        ended=np.zeros(int(np.diff(flows).max(initial=0)), _I),
+        region_links=np.zeros(n_links, _I),
+        region_routes=np.zeros(n_routes, _I),
+        region_pools=np.zeros(n_links, _I),
+        share=np.zeros(len(pools)),
+        share_of=np.zeros(len(pools), _I),
+        rec_ready=nothing,
+        rec_start=nothing,
+        rec_last=no_ids,
+        rec_enabler=no_ids,
+        span_ready=nothing,
+        span_start=nothing,
+        span_end=nothing,
+        cause=graph.op_cause.astype(_I),
+        late=nothing,
+        table=values,
+        watched=watched,
+        counters=np.zeros(n_counters, _L),
+        stamp_time=np.zeros(stamps),
+        stamp_count=stamp_count,
+        moved=np.zeros(n_routes),
+        waits=np.zeros(groups * len(CAUSES)),
+        marked_at=np.zeros(groups),
+        marked_busy=np.zeros(groups),
+        marked_waits=np.zeros(groups * len(CAUSES)),
+        critical=nothing,
+        critical_count=nothing,
+        probe_seconds=np.zeros(len(probes)),
+        probe_count=np.zeros(len(probes)),
+        histogram=np.zeros(bins, _L),
+        stale_sum=np.zeros(groups, _L),
+        stale_count=np.zeros(groups, _L),
+    )
+
+
+def as_objects(world: World) -> World:
+    """The same state in lists, of objects where there were records."""
+    plain = {name: getattr(world, name).tolist() for name in World._fields}
+    for name in RECORDS:
+        make = _class_of(name, getattr(world, name).dtype)
+        plain[name] = [make(*fields) for fields in plain[name]]
+    return World(**plain)
+
+
+def column(world: World, records: str, field: str) -> NDArray[Any]:
+    """One field of all records of a kind, as an array."""
+    values = getattr(world, records)
+    if isinstance(values, list):
+        kind = DTYPES[records][field]
+        return np.array([getattr(value, field) for value in values], kind)
+    array: NDArray[Any] = values[field]
+    return array
+
+
+_classes: dict[str, Any] = {}
+
+
+def _class_of(name: str, dtype: np.dtype[Any]) -> Any:
+    if name not in _classes:
+        _classes[name] = msgspec.defstruct(name, [(f, Any) for f in dtype.names or ()], gc=False)
+    return _classes[name]
+
+
+def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+_CHUNK = 4096
+
+
+def _aligned(n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Zeroed records that begin where a cache line does."""
+    room = np.zeros(n * dtype.itemsize + 64, np.uint8)
+    first = -room.ctypes.data % 64
+    records: NDArray[Any] = room[first : first + n * dtype.itemsize].view(dtype)
+    return records
+
+
+class _Extras:
+    """What only some ops have: a record for each of those."""
+
+    def __init__(self, ops: NDArray[Any]) -> None:
+        self._ops = ops
+        self._set: list[tuple[str, NDArray[Any], NDArray[Any]]] = []
+
+    def set(self, field: str, ops: NDArray[Any], values: NDArray[Any]) -> None:
+        self._set.append((field, ops, values))
+
+    def made(self) -> NDArray[Any]:
+        having = np.unique(np.concatenate([ops for _, ops, _ in self._set]))
+        self._ops["extra"][having] = np.arange(len(having))
+        extras = np.zeros(len(having), EXTRA)
+        for field in EXTRA.names or ():
+            extras[field] = 0 if field == "latency" else NONE
+        for field, ops, values in self._set:
+            extras[field][self._ops["extra"][ops]] = values
+        return extras
+
+
+def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
+    """Edges by source, their numbers by target, and where each op's begin."""
+    n = graph.n_ops
+    outs = _starts(np.bincount(graph.edge_source, minlength=n))
+    ins = _starts(np.bincount(graph.edge_target, minlength=n))
+    order = np.argsort(graph.edge_source, kind="stable")
+    edges = np.zeros(len(order), EDGE)
+    target = graph.edge_target[order]
+    edges["target"] = target
+    edges["tokens"] = graph.edge_lag[order]
+    into = np.argsort(target, kind="stable").astype(_I)
+    return edges, into, outs, ins
+
+
+def _rules(
+    graph: OpGraph,
+    ops: NDArray[Any],
+    extras: _Extras,
+    edges: NDArray[Any],
+    need: NDArray[Any],
+    by_route: NDArray[Any],
+) -> tuple[NDArray[Any], ...]:
+    """Specials, alternatives, the holds of alternatives, items of batches, edges of gates."""
+    gates: dict[int, list[int]] = {}
+    special: list[dict[str, Any]] = []
+    index: dict[int, int] = {}
+    alternatives: list[tuple[float, int, int, int]] = []
+    holds: list[tuple[int, int]] = []
+    items: list[tuple[float, int, int, int, int]] = []
+
+    def of(op: int) -> dict[str, Any]:
+        if op not in index:
+            index[op] = len(special)
+            special.append(dict(_ORDINARY))
+        return special[index[op]]
+
+    def incoming(op: int, kind: int, sources: Sequence[int] | None = None) -> list[int]:
+        """Turn the edges into ``op`` (from ``sources``) into edges of a kind."""
+        found: list[int] = []
+        for k in np.flatnonzero(edges["target"] == op).tolist():
+            source = int(np.searchsorted(ops["out"], k, side="right")) - 1
+            if sources is None or source in sources:
+                gates[k] = [op, kind, NONE]
+                need[op] -= 1
+                ops["missing"][op] -= edges["tokens"][k] == 0
+                ops["early"][op] -= max(edges["tokens"][k] - 1, 0)
+                found.append(k)
+        return found
+
+    for rule in graph.rules:
+        if isinstance(rule, Activity):
+            for op, stream in zip(rule.ops.tolist(), rule.draw.tolist(), strict=True):
+                of(op).update(
+                    every=rule.every,
+                    phase=rule.phase,
+                    low=rule.low,
+                    high=rule.high,
+                    activity=stream,
+                )
+        elif isinstance(rule, Quantum):
+            for op in rule.ops.tolist():
+                of(op)["quantum"] = rule.bytes
+        elif isinstance(rule, Choice):
+            count = rule.routes.shape[1]
+            for row, op in enumerate(rule.ops.tolist()):
+                of(op).update(
+                    choice=int(rule.draw[row]), alternative=len(alternatives), alternatives=count
+                )
+                for route, slot, latency in zip(
+                    by_route[rule.routes[row]].tolist(),
+                    rule.slots[row].tolist(),
+                    rule.latency_s[row].tolist(),
+                    strict=True,
+                ):
+                    first = len(graph.hold_slots) + len(holds)
+                    holds += [(slot, 1)] if slot != NONE else []
+                    moves = graph.op_bytes[op] > 0.0
+                    alternatives.append((latency, first, slot != NONE, route if moves else NONE))
+        elif isinstance(rule, (Quorum, Every)):
+            gate = loop.QUORUM if isinstance(rule, Quorum) else loop.EVERY
+            kind = loop.TO_QUORUM if isinstance(rule, Quorum) else loop.TO_EVERY
+            ins = incoming(rule.op, kind)
+            tokens = edges["tokens"][ins]
+            have = int((tokens > 0).sum()) if gate == loop.QUORUM else int(tokens.sum())
+            of(rule.op).update(gate=gate, need=rule.count, count=have, open=have >= rule.count)
+            ops["missing"][rule.op] += have < rule.count
+            if gate == loop.QUORUM:
+                _drain(graph, ops, edges, gates, rule.op, ins)
+        elif isinstance(rule, Mailbox):
+            ins = incoming(rule.op, loop.TO_MAILBOX, rule.sources.tolist())
+            have = int(edges["tokens"][ins].sum())
+            of(rule.op).update(gate=loop.MAILBOX, per_token=rule.per_token_s, count=have)
+        else:
+            _batch(rule, ops, edges, gates, of(rule.op), items, incoming)
+    extras.set("special", np.array(list(index), _L), np.array(list(index.values()), _L))
+    edges["target"][list(gates)] = -1 - np.arange(len(gates))
+    specials = np.zeros(len(special), SPECIAL)
+    for row, fields in enumerate(special):
+        for name, value in fields.items():
+            specials[name][row] = value
+    return (
+        specials,
+        np.array(alternatives, ALTERNATIVE),
+        np.array(holds, HOLD),
+        np.array(items, ITEM),
+        np.array([tuple(edge) for edge in gates.values()], GATE_EDGE),
+    )
+
+
+_ORDINARY = {
+    "every": 1,
+    "high": 1.0,
+    "quantum": np.inf,
+    "activity": NONE,
+    "choice": NONE,
+}
+
+
+def _drain(
+    graph: OpGraph,
+    ops: NDArray[Any],
+    edges: NDArray[Any],
+    gates: dict[int, list[int]],
+    op: int,
+    ins: Sequence[int],
+) -> None:
+    """Pair each edge out of a quorum with the edge into it from the same group."""
+    by_group = {}
+    for k in ins:
+        source = int(np.searchsorted(ops["out"], k, side="right")) - 1
+        by_group[int(graph.op_group[source])] = k
+    for k in range(ops["out"][op], ops["out"][op + 1]):
+        target = int(edges["target"][k])
+        group = int(graph.op_group[target])
+        if group != NONE and group in by_group:
+            gates[k] = [target, loop.DRAIN, by_group[group]]
+
+
+def _batch(
+    rule: Batch,
+    ops: NDArray[Any],
+    edges: NDArray[Any],
+    gates: dict[int, list[int]],
+    fields: dict[str, Any],
+    items: list[tuple[float, int, int, int, int]],
+    incoming: Any,
+) -> None:
+    ins = incoming(rule.op, loop.TO_BATCH, rule.sources.tolist())
+    outs = list(range(ops["out"][rule.op], ops["out"][rule.op + 1]))
+    source_of = {int(np.searchsorted(ops["out"], k, side="right")) - 1: k for k in ins}
+    target_of = {int(edges["target"][k]): k for k in outs}
+    fields.update(
+        gate=loop.BATCH,
+        cycle=rule.cycle_s,
+        cap=rule.cap_bytes,
+        alternative=len(items),
+        alternatives=len(rule.sources),
+    )
+    ops["missing"][rule.op] += 1
+    triples = zip(rule.sources.tolist(), rule.targets.tolist(), rule.bytes.tolist(), strict=True)
+    for source, target, size in triples:
+        gates[source_of[source]][2] = len(items)
+        gates[target_of[target]] = [target, loop.FROM_BATCH, NONE]
+        items.append((size, target_of[target], int(edges["tokens"][source_of[source]]), 0, 0))
+
+
+def _probes(
+    graph: OpGraph, extras: _Extras
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int]:
+    """Probes, what each watched op does to them, the lists for that, and room for their stamps."""
+    n_probes = len(graph.probe_open)
+    probes = np.zeros(n_probes, PROBE)
+    probes["counter"], probes["group"] = graph.probe_counter, graph.probe_group
+    probes["open"] = graph.probe_lag
+    probes["room"] = graph.probe_lag + _PROBE_ROOM
+    stamps = _starts(probes["room"])
+    probes["stamp"] = stamps[:-1]
+    ids = np.arange(n_probes)
+    ready = graph.probe_at_ready
+    ops_of = [
+        graph.probe_open[ready],
+        graph.probe_close,
+        graph.counter_ops,
+        graph.probe_open[~ready],
+    ]
+    what: list[NDArray[Any]] = [ids[ready], ids, graph.counter_ids, ids[~ready]]
+    watching = np.concatenate(ops_of).astype(_L)
+    order = np.lexsort((np.repeat(np.arange(4), [len(x) for x in what]), watching))
+    watched = np.concatenate(what)[order].astype(_I)
+    seen = np.unique(watching)
+    extras.set("watch", seen, np.arange(len(seen)))
+    watches = np.zeros(len(seen), WATCH)
+    at = _starts(np.bincount(np.searchsorted(seen, watching), minlength=len(seen)))
+    edge = at[:-1].copy()
+    for name, some in zip(("ready", "close", "rise", "open"), ops_of, strict=True):
+        watches[name] = edge
+        edge = edge + np.bincount(np.searchsorted(seen, some), minlength=len(seen))
+    watches["end"] = at[1:]
+    return probes, watches, watched, int(stamps[-1])
+
+
+class State(NamedTuple):
+    """Everything the future depends on, relative to the present: counts, times, bytes."""
+
+    counts: NDArray[np.int64]
+    times: NDArray[np.float64]
+    bytes: NDArray[np.float64]
+
+
+def state(world: World) -> State:
+    """The state of a world. Two equal states of a deterministic graph have equal futures."""
+    now = float(column(world, "state", "now")[0])
+    phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
+    timers = int(column(world, "state", "timers")[0])
+    what, when = np.array(world.timer_what[:timers], _L), np.array(world.timer_time[:timers], _F)
+    order = np.lexsort((when, what))
+    moving, left = in_flight(world)
+    gates = column(world, "gate_edges", "target")
+    target = column(world, "edges", "target")
+    if len(gates):
+        target = np.where(target >= 0, target, gates[np.minimum(-1 - target, len(gates) - 1)])
+    counts = [
+        phase,
+        column(world, "ops", "missing"),
+        column(world, "edges", "tokens") - taken[target],
+        column(world, "slots", "free"),
+        column(world, "probes", "open"),
+        column(world, "specials", "count"),
+        column(world, "specials", "open"),
+        *(column(world, "items", name) for name in ("tokens", "admitted", "loaded")),
+        _turns(world, taken),
+        what[order],
+        moving,
+    ]
+    times = [when[order] - now, now - column(world, "ops", "since")[phase == loop.QUEUED]]
+    return State(
+        np.concatenate([np.asarray(values, _L) for values in counts]),
+        np.concatenate(times),
+        np.concatenate([left, column(world, "specials", "left")]),
+    )
+
+
+def _turns(world: World, taken: NDArray[Any]) -> NDArray[Any]:
+    """Where the ops that are active every so often are in their turns."""
+    extra = column(world, "ops", "extra")
+    ops = np.flatnonzero(extra >= 0)
+    special = column(world, "extras", "special")[extra[ops]]
+    ops, special = ops[special >= 0], special[special >= 0]
+    turns: NDArray[Any] = taken[ops] % column(world, "specials", "every")[special]
+    return turns
+
+
+def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """The ops that are moving bytes, and how many they have left."""
+    ops = np.flatnonzero(column(world, "ops", "phase") == loop.MOVING)
+    route = column(world, "ops", "route")[ops]
+    routes = {
+        name: column(world, "routes", name)[route]
+        for name in ("home", "place", "served", "joined", "weight")
+    }
+    now = float(column(world, "state", "now")[0])
+    pools = {
+        name: column(world, "pools", name)[routes["home"]] for name in ("service", "at", "rate")
+    }
+    service = pools["service"] + (now - pools["at"]) * pools["rate"]
+    since = np.where(routes["place"] >= 0, (service - routes["joined"]) * routes["weight"], 0.0)
+    level = column(world, "ops", "level")[ops]
+    return ops, level - routes["served"] - since
+
+
+def totals(graph: OpGraph, world: World) -> Totals:
+    """What has been counted so far, with the part of what is under way that is done."""
+    one = {name: column(world, "state", name)[0].item() for name in _COUNTED}
+    phase = column(world, "ops", "phase")[:-1]
+    running = np.flatnonzero((phase == loop.WORKING) | (phase == loop.MOVING))
+    slot_busy = column(world, "slots", "busy").copy()
+    since = one["now"] - column(world, "ops", "since")[running]
+    holding = np.repeat(running, np.diff(graph.hold_start)[running])
+    if not any(isinstance(rule, Choice) for rule in graph.rules):
+        first = graph.hold_start[running]
+        counts = np.diff(graph.hold_start)[running]
+        at = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(holding))
+        held = np.repeat(since, counts) * graph.hold_units[at]
+        np.add.at(slot_busy, graph.hold_slots[at], held)
+    moving, left = in_flight(world)
+    moved = np.array(world.moved, _F)
+    np.subtract.at(moved, column(world, "ops", "route")[moving], left)
+    return Totals(
+        time=one["now"],
+        rounds=one["slowest"],
+        iterations=column(world, "groups", "iterations").astype(_L),
+        slot_busy=slot_busy,
+        moved=moved,
+        walks=one["walks"],
+        raised=one["raised"],
+        gap_seconds=one["gap_seconds"],
+        gap_max=one["gap_max"],
+        **{name: np.array(getattr(world, name)) for name in _TOTALLED},
+    )
+
+
+_COUNTED = tuple(("now slowest walks raised gap_seconds gap_max").split())
+_TOTALLED = tuple(
+    (
+        "marked_at marked_busy marked_waits probe_seconds probe_count histogram stale_sum "
+        "stale_count critical critical_count"
+    ).split()
+)
+
+
+def forget_gap(world: World) -> None:
+    """Let the largest gap between groups be the largest from now on."""
+    first = world.state[0]
+    if isinstance(world.state, list):
+        first.gap_max = first.fastest - first.slowest
+    else:
+        first["gap_max"] = first["fastest"] - first["slowest"]
+
+
+def grown(world: World) -> World:
+    """The same with twice the room for timers."""
+    room = 2 * int(column(world, "state", "timer_room")[0])
+    if isinstance(world.state, list):
+        world.state[0].timer_room = room
+        world.timer_time.extend([0.0] * (room - len(world.timer_time)))
+        world.timer_what.extend([0] * (room - len(world.timer_what)))
+        return world
+    world.state["timer_room"] = room
+    time, what = np.zeros(room), np.zeros(room, _L)
+    time[: len(world.timer_time)] = world.timer_time
+    what[: len(world.timer_what)] = world.timer_what
+    return world._replace(timer_time=time, timer_what=what)

@@ -1,0 +1,67 @@
+"""Exact mean-value analysis of closed queueing networks with one class of customers.
+
+Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks", JACM 27(2), 1980,
+doi 10.1145/322186.322195. It holds for product-form networks: FIFO stations with exponential
+service, processor-sharing and delay stations with service of any distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def mva(
+    n: int, demands_s: Sequence[float], think_s: float, servers: Sequence[int] | None = None
+) -> tuple[float, Floats, Floats]:
+    """Throughput (1/s), residence times (s) and queue lengths of ``n`` customers.
+
+    Parameters
+    ----------
+    n : customers, at least one.
+    demands_s : seconds of service that a customer needs at each station per lap.
+    think_s : seconds a customer spends per lap where nobody waits.
+    servers : how many customers each station serves at once; one each if not given.
+    """
+    demands = np.asarray(demands_s, np.float64)
+    places = np.ones(len(demands), np.int64) if servers is None else np.asarray(servers)
+    present = np.arange(1, n + 1)
+    at_once = np.minimum(present, places[:, None])  # (stations, customers present)
+    chance = np.zeros((len(demands), n + 1))  # of finding 0 ... n customers at a station
+    chance[:, 0] = 1.0
+    for customers in present:
+        # one who arrives finds the station as it is with one customer less in the network
+        residence = demands * (present / at_once * chance[:, :-1]).sum(axis=1)
+        throughput = customers / (think_s + residence.sum())
+        chance[:, 1:] = throughput * demands[:, None] / at_once * chance[:, :-1]
+        chance[:, 0] = 1.0 - chance[:, 1:].sum(axis=1)
+    return float(throughput), residence, throughput * residence
+
+
+def bound(
+    n: int, demands_s: Sequence[float], think_s: float, servers: Sequence[int] | None = None
+) -> float:
+    """Throughput (1/s) that no service distribution lets ``n`` customers exceed."""
+    places = [1] * len(demands_s) if servers is None else servers
+    busiest = max(demand / k for demand, k in zip(demands_s, places, strict=True))
+    return min(n / (think_s + sum(demands_s)), 1.0 / busiest)
+
+
+def agrees(samples: Sequence[float], expected: float, laps: int) -> None:
+    """The mean of independent runs of at least ``laps`` laps is what is expected.
+
+    It may be off by four standard errors: a right simulation is further off for fewer than 1 seed
+    in 800 (Student's t, 15 degrees of freedom). And by one lap in ``laps``, since each run is cut
+    at an instant that depends on it. Runs so noisy that this comes to 8 % are refused.
+    """
+    assert len(samples) >= 16, "too few runs to tell the standard error"
+    mean = float(np.mean(samples))
+    error = float(np.std(samples, ddof=1)) / math.sqrt(len(samples))
+    margin = 4.0 * error + expected / laps
+    assert margin < 0.08 * expected, f"too noisy: {mean:g} +- {error:g}"
+    assert abs(mean - expected) <= margin, f"{mean:g} +- {error:g}, expected {expected:g}"
