@@ -250,7 +250,7 @@ _REWRITTEN = tuple(
     (
         "state links paths groups slots routes pools streams extras specials items probes "
         "counters moved waits marked_at marked_busy marked_waits probe_seconds probe_count "
-        "histogram stale_sum stale_count"
+        "histogram stale_sum stale_count stamp_time stamp_count"
     ).split()
 )
 _OP_REWRITTEN = tuple(("missing early taken phase").split())

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import inspect
 import io
 import os
 import re
@@ -28,7 +27,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perfmodel import InputError, Source, api, architectures, cli, engine, files
+from perfmodel import InputError, Source, api, architectures, cli, engine, files, steady
 from perfmodel.cluster import SCHEMA as CLUSTER_SCHEMA
 from perfmodel.cluster import Cluster
 from perfmodel.device import SCHEMA as DEVICE_SCHEMA
@@ -250,13 +249,21 @@ def test_reference_pages_are_complete() -> None:
 
 
 def test_the_lengths_of_runs_are_as_described() -> None:
-    text = (ROOT / "docs" / "explanation" / "one-idea.md").read_text(encoding="utf-8")
-    lengths = {n: p.default for n, p in inspect.signature(engine.simulate).parameters.items()}
-    warmup, rounds = lengths["warmup"], lengths["rounds"]
-    assert f"{engine._PERIODIC_ROUNDS} rounds are dropped and {rounds} measured" in text
-    assert f"{warmup} rounds are dropped and {rounds} measured" in text
-    assert f"After {api.FEWEST_RUNS} runs" in text
-    assert f"up\nto {api.MOST_RUNS}" in text
+    pages = ("explanation/one-idea.md", "decisions/0010-steady-state.md")
+    idea, decision = (
+        " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split()) for page in pages
+    )
+    for text in (idea, decision):
+        assert f"within {engine.MOST_PERIODIC_ROUNDS} rounds" in text
+        assert f"pilot of {engine.PILOT_ROUNDS} rounds" in text
+    assert f"within {api.REL_CI * 100:g} % of it" in idea
+    assert f"After {engine.FEWEST_RUNS} runs" in idea
+    assert f"up to {engine.MOST_RUNS}." in idea
+    assert f"{engine.FEWEST_RUNS} to {engine.MOST_RUNS} times" in decision
+    assert f"up to {engine.MOST_PILOT_ROUNDS} rounds" in decision
+    assert f"for {engine.MOST_ROUNDS} rounds" in decision
+    assert f"{steady.FEWEST_BATCHES} to {2 * steady.MOST_BATCHES - 1} batches" in decision
+    assert f"more than {steady.MOST_CORRELATION:g}," in decision
 
 
 def test_canary_a_missing_option_is_seen() -> None:

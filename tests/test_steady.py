@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tracemalloc
 from collections.abc import Callable
 
@@ -13,6 +14,10 @@ from perfmodel import engine
 from perfmodel.engine import makespan, simulate
 from perfmodel.graph import GraphBuilder, OpGraph
 from perfmodel.steady import Series, ci_fraction, warmup_rounds
+
+needs_numba = pytest.mark.skipif(
+    importlib.util.find_spec("numba") is None, reason="Numba is not installed"
+)
 
 # -- periods -----------------------------------------------------------------------------------
 
@@ -164,16 +169,19 @@ def autoregressive(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
 def test_the_interval_covers_the_true_mean_as_often_as_it_says(
     draw: Callable[[np.random.Generator, int], NDArray[np.float64]], n: int
 ) -> None:
-    """Of 200 intervals about 95 % cover: within 4 standard errors, sqrt(0.95 * 0.05 / 200)."""
+    """Of 200 intervals about 95 % cover: within 4 standard errors, sqrt(0.95 * 0.05 / 200).
+
+    Those that are infinite, because batches seem to hang together, are few and do not count.
+    """
     rng = np.random.default_rng(4)
     covered = []
     for _ in range(200):
         rates = draw(rng, n)
-        half = filled(rates).ci_fraction()
-        assert np.isfinite(half)
-        mean = rates.mean()
-        covered.append(abs(mean - 10.0) <= half * mean)
-    assert abs(np.mean(covered) - 0.95) <= 4 * np.sqrt(0.95 * 0.05 / 200)
+        half, mean = filled(rates).ci_fraction(), rates.mean()
+        if np.isfinite(half):
+            covered.append(abs(mean - 10.0) <= half * mean)
+    assert len(covered) >= 180
+    assert abs(np.mean(covered) - 0.95) <= 4 * np.sqrt(0.95 * 0.05 / len(covered))
 
 
 def test_batches_that_hang_together_are_not_trusted() -> None:
@@ -288,16 +296,17 @@ def test_a_long_run_reports_progress() -> None:
     assert calls[-1][1] == pytest.approx(found.rounds, rel=0.3)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_numba)])
 @pytest.mark.parametrize("graph", [noisy(), now_and_then(4, 5)], ids=["random", "periodic"])
-def test_an_interrupted_graph_can_be_simulated_again(graph: OpGraph) -> None:
+def test_an_interrupted_graph_can_be_simulated_again(graph: OpGraph, compiled: bool) -> None:
     def interrupt(done: int, expected: int) -> None:
         if done >= 7:
             raise KeyboardInterrupt
 
-    before = simulate(graph, rel_ci=0.05, compiled=False)
+    before = simulate(graph, rel_ci=0.05, compiled=compiled)
     with pytest.raises(KeyboardInterrupt):
-        simulate(graph, rel_ci=0.05, progress=interrupt, compiled=False)
-    after = simulate(graph, rel_ci=0.05, compiled=False)
+        simulate(graph, rel_ci=0.05, progress=interrupt, compiled=compiled)
+    after = simulate(graph, rel_ci=0.05, compiled=compiled)
     assert after.rounds == before.rounds
     assert after.elapsed_s == before.elapsed_s
     assert after.iterations_per_s.tolist() == before.iterations_per_s.tolist()

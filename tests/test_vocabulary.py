@@ -520,7 +520,7 @@ def test_a_quorum_sets_the_pace(layers: int) -> None:
 
 
 def softsync(count: int) -> tuple[OpGraph, Ids]:
-    """Workers of 1 and 1.5 s that wait for nobody; an update for every ``count`` of their tokens."""
+    """Workers of 1 and 1.5 s that wait for nobody; an update for every ``count`` tokens."""
     b = GraphBuilder()
     devices = b.slots("device", (2,))
     compute = b.ops("compute", (2,), seconds=[1.0, 1.5], slot=devices)
@@ -749,7 +749,7 @@ def test_impossible_work_is_refused(field: str, value: float) -> None:
 def test_impossible_routes_are_refused(wrong: dict[str, Any]) -> None:
     b = Small()
     link = b.links("link", [1.0])
-    with pytest.raises(InputError, match="'op': .* must be positive"):
+    with pytest.raises(InputError, match=r"'op': .* must be positive"):
         b.ops("op", (1,), bytes=1.0, path=link, **wrong)
 
 
