@@ -5,9 +5,10 @@ from __future__ import annotations
 from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel import eventloop as loop
-from perfmodel.graph import NONE, Batch, Every, OpGraph, Quorum, Refs, block_of
+from perfmodel.graph import NONE, Batch, Every, Mailbox, OpGraph, Quorum, Refs, block_of
 from perfmodel.measures import CriticalOp
 from perfmodel.world import World, column
 
@@ -27,6 +28,9 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
     group = int(np.argmax(np.array(world.marked_at)))
     op = int(graph.group_mark[group])
     record = op * depth + ((int(world.arrived[op]) - 1) & (depth - 1))
+    starts, lasts, enablers = (
+        column(world, "history", name) for name in ("start", "last", "enabler")
+    )
     chain: list[CriticalOp] = []
     met: dict[int, list[tuple[float, int]]] = {}
     end = float(world.marked_at[group])
@@ -34,7 +38,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
     for _ in range(graph.n_ops * depth):
         if record == NONE:
             break
-        op, start = record // depth, float(world.rec_start[record])
+        op, start = record // depth, float(starts[record])
         if start > end:  # overwritten by a later instance
             break
         for later, at in met.get(op, ()):
@@ -42,7 +46,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
             if periods > 0 and abs(later - start - periods * period_s) <= margin * periods:
                 return _simple(tuple(reversed(chain[at:])))
         met.setdefault(op, []).append((start, len(chain)))
-        enabler, last = int(world.rec_enabler[record]), int(world.rec_last[record])
+        enabler, last = int(enablers[record]), int(lasts[record])
         chain.append(CriticalOp(op, end - start, enabler != last))
         record, end = enabler, start
     return ()
@@ -81,7 +85,7 @@ def cycle_without_lag(graph: OpGraph) -> list[int]:
     """Ops that wait for each other within one iteration, in order; empty if there are none."""
     if graph in _acyclic:
         return []
-    now = graph.edge_lag == 0
+    now = (graph.edge_lag == 0) & ~_optional(graph)
     source, target = graph.edge_source[now], graph.edge_target[now]
     left = _left_over if len(source) <= _FEW else _in_components
     ops = left(graph.n_ops, source, target)
@@ -100,6 +104,17 @@ def cycle_without_lag(graph: OpGraph) -> list[int]:
     cycle = path[path.index(op) :][::-1]
     first = cycle.index(min(cycle))
     return cycle[first:] + cycle[:first]
+
+
+def _optional(graph: OpGraph) -> NDArray[np.bool_]:
+    """Edges that nothing has to wait for in the same iteration: those into gates of their own."""
+    free = np.zeros(len(graph.edge_lag), np.bool_)
+    for rule in graph.rules:
+        if isinstance(rule, (Every, Batch)):
+            free |= graph.edge_target == rule.op
+        elif isinstance(rule, Mailbox):
+            free |= (graph.edge_target == rule.op) & np.isin(graph.edge_source, rule.sources)
+    return free
 
 
 def _left_over(n: int, source: Refs, target: Refs) -> set[int]:
@@ -185,6 +200,10 @@ def describe_fault(graph: OpGraph, world: World, status: int) -> str:
     culprit = int(column(world, "state", "culprit")[0])
     if status == loop.ENDLESS:
         return f"op {graph.op_name(culprit)!r} runs again and again without any time passing"
+    if status == loop.CROWDED:
+        return (
+            f"op {graph.op_name(culprit)!r} ends too often at one instant: no room for more timers"
+        )
     probe = culprit
     label = repr(block_of(graph.probes, probe).label)
     opens = repr(graph.op_name(int(graph.probe_open[probe])))

@@ -30,7 +30,7 @@ MOST_PERIODIC_ROUNDS = 255
 FEWEST_RUNS, MOST_RUNS = 4, 16
 """Runs of a job whose workers start at random times; the confidence interval is over them."""
 
-PILOT_ROUNDS, MOST_PILOT_ROUNDS = 32, 512
+PILOT_ROUNDS, MOST_PILOT_ROUNDS = 16, 512
 """Rounds from which the warm-up is told; twice as many as long as it may take half of them."""
 
 MOST_ROUNDS = 32768
@@ -153,18 +153,18 @@ def _from_one_start(
         series = Series()
         for before, after in pairwise(clocks):
             series.add(after[0] - before[0], after[1] - before[1])
-        done = run.rounds
+        done, clock = run.rounds, clocks[-1]
         while True:
             ci = series.ci_fraction()
             if ci <= rel_ci or done >= MOST_ROUNDS:
                 break
             if progress is not None:
                 progress(done, _expected(done, ci / rel_ci, MOST_ROUNDS))
-            before = run.clock()
-            done += series.batch_rounds
-            run.advance(done)
-            after = run.clock()
-            series.add(after[0] - before[0], after[1] - before[1])
+            for done in range(done + 1, done + series.batch_rounds + 1):
+                run.advance(done)
+                after = run.clock()
+                series.add(after[0] - clock[0], after[1] - clock[1])
+                clock = after
         return measures(graph, run.totals() - begin, ci_fraction=ci)
 
 
@@ -323,7 +323,7 @@ class Run:
             if status == eventloop.FULL:
                 self.world = grown(self.world)
                 self._handle = self._loop.handle(self.world)
-            elif status in (eventloop.UNOPENED, eventloop.OVERRUN, eventloop.ENDLESS):
+            elif status >= eventloop.UNOPENED:
                 raise PerfmodelError(describe_fault(self.graph, self.world, status))
             elif status != eventloop.PAUSED:
                 return status

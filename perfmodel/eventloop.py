@@ -32,7 +32,7 @@ PLAIN, DRAIN, TO_QUORUM, TO_EVERY, TO_MAILBOX, TO_BATCH, FROM_BATCH = range(7)
 NO_GATE, QUORUM, EVERY, MAILBOX, BATCH = range(5)
 OP_ENDS, TOKENS_ARRIVE, FLOW_STARTS, START_DUE, TICK = range(5)
 """Kinds of timers, in the order in which they go off."""
-DONE, PAUSED, STUCK, FULL, UNOPENED, OVERRUN, ENDLESS = range(7)
+DONE, PAUSED, STUCK, FULL, UNOPENED, OVERRUN, ENDLESS, CROWDED = range(8)
 """How a call of :func:`advance` ended."""
 MOST_AT_ONCE = 1000
 """Times that an op may run, on average, without any time passing."""
@@ -192,9 +192,10 @@ def _ready(w: World, op: Id, source: int) -> None:
         return
     if s.depth > 0:
         record = op * s.depth + (o.taken & (s.depth - 1))
-        w.rec_ready[record] = s.now
-        w.rec_last[record] = source
-        w.rec_enabler[record] = source
+        h = w.history[record]
+        h.ready = s.now
+        h.last = source
+        h.enabler = source
     o.taken += 1
     o.missing = w.need[op]
     o.since = s.now
@@ -391,9 +392,9 @@ def _start(w: World, op: Id, releaser: int) -> None:
     o.since = s.now
     if s.depth > 0:
         record = op * s.depth + (iteration & (s.depth - 1))
-        w.rec_start[record] = s.now
+        w.history[record].start = s.now
         if releaser != NONE:
-            w.rec_enabler[record] = releaser
+            w.history[record].enabler = releaser
         if o.phase != PASSING:
             for k in range(o.hold, o.hold + o.holds):
                 q = w.slots[w.holds[k].slot]
@@ -651,8 +652,8 @@ def _probe(w: World, op: Id) -> None:
         at = p.stamp + p.next
         p.open -= 1
         p.next = (p.next + 1) % p.room
-        w.probe_seconds[w.watched[k]] += s.now - w.stamp_time[at]
-        w.probe_count[w.watched[k]] += 1
+        p.seconds += s.now - w.stamp_time[at]
+        p.count += 1.0
         if p.counter >= 0:
             stale = w.counters[p.counter] - w.stamp_count[at]
             w.histogram[min(stale, s.bins - 1)] += 1
@@ -693,14 +694,14 @@ def _walk_critical(w: World, record: int, until: float) -> None:
     end = s.now
     s.walks += 1
     for _ in range(MOST_STEPS * s.n_ops):
-        start = w.rec_start[record]
+        start = w.history[record].start
         if start > end:  # overwritten by a later instance: the chain is lost here
             return
         op = record // s.depth
         w.critical[op] += end - max(start, until)
         w.critical_count[op] += 1.0
         end = start
-        record = w.rec_enabler[record]
+        record = w.history[record].enabler
         if record == NONE or not end > until:
             return
 
@@ -718,11 +719,11 @@ def _attribute(w: World, group: int, until: float, record: int) -> None:
     waits = group * CAUSES
     cause = w.cause[record // s.depth]
     for _ in range(MOST_STEPS * s.n_ops):
-        record = w.rec_last[record]
-        if record == NONE or w.rec_ready[record] > end:  # a later instance took its place
+        record = w.history[record].last
+        if record == NONE or w.history[record].ready > end:  # a later instance took its place
             break
         cause = w.cause[record // s.depth]
-        ready = w.rec_ready[record]
+        ready = w.history[record].ready
         w.waits[waits + cause] += end - max(ready, until)
         end = ready
         if not end > until:
@@ -739,7 +740,7 @@ def _set_timer(w: World, time: float, kind: int, op: Id) -> None:
     what = kind * KIND + op
     i = s.timers
     if i == s.timer_room:
-        s.fault = FULL
+        s.fault, s.culprit = CROWDED, op
         return
     s.timers = i + 1
     while i > 0:

@@ -126,6 +126,8 @@ def settle(w: World) -> None:
             r.home = _find_home(w, route)
         home = r.home
         if home >= 0 and home < s.n_links and w.links[home].owner == home:
+            if step > 0:
+                _tighten(w, route)
             if r.count > 0 and r.place < 0:
                 _join(w, route, home)
             if w.pools[home].noted == 0:
@@ -294,20 +296,28 @@ def _find_home(w: World, route: int) -> int:
             return NONE
         w.pools[home].limit = INFINITE
     found = False
-    limit = r.cap / r.weight
     for e in range(r.first, r.last):
-        other = w.paths[e].link
-        link = w.links[other]
-        if other == home:
+        if w.paths[e].link == home:
             found = True
-        else:
-            limit = min(limit, link.capacity / link.load)
     if not found:
         return NONE
     for e in range(r.first, r.last):
         w.links[w.paths[e].link].owner = home
-    w.pools[home].limit = min(w.pools[home].limit, limit)
     return home
+
+
+def _tighten(w: World, route: int) -> None:
+    """Lower the limit of a route's pool to where the route's cap or its other links would be full.
+
+    It is not raised when a load shrinks: too low a limit costs a filling, after which it is right.
+    """
+    r = w.routes[route]
+    limit = min(w.pools[r.home].limit, r.cap / r.weight)
+    for e in range(r.first, r.last):
+        x = w.paths[e].link
+        if x != r.home:
+            limit = min(limit, w.links[x].capacity / w.links[x].load)
+    w.pools[r.home].limit = limit
 
 
 # -- filling -----------------------------------------------------------------------------------
@@ -467,16 +477,11 @@ def _apply(w: World, region: int, routes: int) -> None:
                     w.links[r.home].owner = MIXED
     for k in range(routes):
         r = w.routes[w.region_routes[k]]
-        alone = r.home < s.n_links and w.links[r.home].owner == r.home
-        limit = r.cap / r.weight
-        for e in range(r.first, r.last):
-            x = w.paths[e].link
-            if not alone:
-                w.links[x].owner = MIXED
-            elif x != r.home:
-                limit = min(limit, w.links[x].capacity / w.links[x].load)
-        if alone:
-            w.pools[r.home].limit = min(w.pools[r.home].limit, limit)
+        if r.home < s.n_links and w.links[r.home].owner == r.home:
+            _tighten(w, w.region_routes[k])
+        else:
+            for e in range(r.first, r.last):
+                w.links[w.paths[e].link].owner = MIXED
 
 
 # -- heaps -------------------------------------------------------------------------------------

@@ -102,12 +102,17 @@ class Series:
     def __init__(self) -> None:
         self._work: list[float] = []
         self._time: list[float] = []
+        self._part = [0.0, 0.0, 0]
         self.batch_rounds = 1
 
     def add(self, iterations: float, seconds: float) -> None:
-        """Add one batch."""
-        self._work.append(iterations)
-        self._time.append(seconds)
+        """Add one round; rounds become batches of ``batch_rounds``."""
+        self._part = [self._part[0] + iterations, self._part[1] + seconds, self._part[2] + 1]
+        if self._part[2] < self.batch_rounds:
+            return
+        self._work.append(self._part[0])
+        self._time.append(self._part[1])
+        self._part = [0.0, 0.0, 0]
         if len(self._work) >= 2 * MOST_BATCHES:
             self._work = _pairs(self._work)
             self._time = _pairs(self._time)

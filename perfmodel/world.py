@@ -6,6 +6,7 @@ begin alike.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -74,7 +75,8 @@ SPECIAL = _record(
 )
 ALTERNATIVE = _record(f8="latency", i4="hold holds route")
 ITEM = _record(f8="bytes", i4="edge tokens admitted loaded")
-PROBE = _record(i4="counter group stamp room next open")
+PROBE = _record(f8="seconds count", i4="counter group stamp room next open")
+HISTORY = _record(f8="ready start", i4="last enabler")
 WATCH = _record(i4="ready close rise open end")
 
 _PROBE_ROOM = 3
@@ -102,6 +104,7 @@ class World(NamedTuple):
     items: Any
     probes: Any
     watches: Any
+    history: Any
     into: Any
     into_first: Any
     need: Any
@@ -122,10 +125,6 @@ class World(NamedTuple):
     region_pools: Any
     share: Any
     share_of: Any
-    rec_ready: Any
-    rec_start: Any
-    rec_last: Any
-    rec_enabler: Any
     span_ready: Any
     span_start: Any
     span_end: Any
@@ -144,8 +143,6 @@ class World(NamedTuple):
     marked_waits: Any
     critical: Any
     critical_count: Any
-    probe_seconds: Any
-    probe_count: Any
     histogram: Any
     stale_sum: Any
     stale_count: Any
@@ -156,7 +153,7 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
         World._fields,
         (
             *(STATE, OP, EDGE, GATE_EDGE, HOLD, SLOT, LINK, PATH, ROUTE, POOL, GROUP, STREAM),
-            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, WATCH),
+            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, WATCH, HISTORY),
         ),
         strict=False,
     )
@@ -166,14 +163,13 @@ for _kind, _names in (
     (
         _I,
         "into into_first need arrived queue active members flying agenda soon touched changed "
-        "ended region_links region_routes region_pools share_of rec_last rec_enabler cause watched",
+        "ended region_links region_routes region_pools share_of cause watched",
     ),
     (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
     (
         _F,
-        "timer_time share rec_ready rec_start span_ready span_start span_end late table "
-        "stamp_time moved waits marked_at marked_busy marked_waits "
-        "critical critical_count probe_seconds probe_count",
+        "timer_time share span_ready span_start span_end late table "
+        "stamp_time moved waits marked_at marked_busy marked_waits critical critical_count",
     ),
 ):
     DTYPES |= {name: np.dtype(_kind) for name in _names.split()}
@@ -206,10 +202,7 @@ def make_world(
     n, groups = graph.n_ops, graph.n_groups
     world = kept.world._replace(
         arrived=np.zeros(n if depth else 0, _I),
-        rec_ready=np.zeros(n * depth),
-        rec_start=np.zeros(n * depth),
-        rec_last=np.full(n * depth, NONE, _I),
-        rec_enabler=np.full(n * depth, NONE, _I),
+        history=np.zeros(n * depth, HISTORY),
         critical=np.zeros(n if depth else 0),
         critical_count=np.zeros(n if depth else 0),
         **{name: np.full(n * len(record), np.nan) for name in _SPANS},
@@ -249,7 +242,7 @@ _kept: WeakKeyDictionary[OpGraph, Kept] = WeakKeyDictionary()
 _REWRITTEN = tuple(
     (
         "state links paths groups slots routes pools streams extras specials items probes "
-        "counters moved waits marked_at marked_busy marked_waits probe_seconds probe_count "
+        "counters moved waits marked_at marked_busy marked_waits "
         "histogram stale_sum stale_count stamp_time stamp_count"
     ).split()
 )
@@ -404,10 +397,7 @@ def _lay_out(graph: OpGraph) -> World:
         region_pools=np.zeros(n_links, _I),
         share=np.zeros(len(pools)),
         share_of=np.zeros(len(pools), _I),
-        rec_ready=nothing,
-        rec_start=nothing,
-        rec_last=no_ids,
-        rec_enabler=no_ids,
+        history=np.zeros(0, HISTORY),
         span_ready=nothing,
         span_start=nothing,
         span_end=nothing,
@@ -425,8 +415,6 @@ def _lay_out(graph: OpGraph) -> World:
         marked_waits=np.zeros(groups * len(CAUSES)),
         critical=nothing,
         critical_count=nothing,
-        probe_seconds=np.zeros(len(probes)),
-        probe_count=np.zeros(len(probes)),
         histogram=np.zeros(bins, _L),
         stale_sum=np.zeros(groups, _L),
         stale_count=np.zeros(groups, _L),
@@ -592,6 +580,7 @@ def _rules(
             have = int(edges["tokens"][ins].sum())
             of(rule.op).update(gate=loop.MAILBOX, per_token=rule.per_token_s, count=have)
         else:
+            ops["route"][rule.op] = by_route[graph.op_route[rule.op]]
             _batch(rule, ops, edges, gates, of(rule.op), items, incoming)
     extras.set("special", np.array(list(index), _L), np.array(list(index.values()), _L))
     edges["target"][list(gates)] = -1 - np.arange(len(gates))
@@ -648,8 +637,11 @@ def _batch(
 ) -> None:
     ins = incoming(rule.op, loop.TO_BATCH, rule.sources.tolist())
     outs = list(range(ops["out"][rule.op], ops["out"][rule.op + 1]))
-    source_of = {int(np.searchsorted(ops["out"], k, side="right")) - 1: k for k in ins}
-    target_of = {int(edges["target"][k]): k for k in outs}
+    edge_from, edge_to = defaultdict(list), defaultdict(list)
+    for k in ins:
+        edge_from[int(np.searchsorted(ops["out"], k, side="right")) - 1].append(k)
+    for k in outs:
+        edge_to[int(edges["target"][k])].append(k)
     fields.update(
         gate=loop.BATCH,
         cycle=rule.cycle_s,
@@ -660,9 +652,10 @@ def _batch(
     ops["missing"][rule.op] += 1
     triples = zip(rule.sources.tolist(), rule.targets.tolist(), rule.bytes.tolist(), strict=True)
     for source, target, size in triples:
-        gates[source_of[source]][2] = len(items)
-        gates[target_of[target]] = [target, loop.FROM_BATCH, NONE]
-        items.append((size, target_of[target], int(edges["tokens"][source_of[source]]), 0, 0))
+        into, out = edge_from[source].pop(0), edge_to[target].pop(0)
+        gates[into][2] = len(items)
+        gates[out] = [target, loop.FROM_BATCH, NONE]
+        items.append((size, out, int(edges["tokens"][into]), 0, 0))
 
 
 def _probes(
@@ -718,12 +711,17 @@ def state(world: World) -> State:
     moving, left = in_flight(world)
     gates = column(world, "gate_edges", "target")
     target = column(world, "edges", "target")
-    if len(gates):
-        target = np.where(target >= 0, target, gates[np.minimum(-1 - target, len(gates) - 1)])
+    surplus = column(world, "edges", "tokens").copy()
+    plain = target >= 0
+    surplus[plain] -= taken[target[plain]]
+    special = np.flatnonzero(~plain)
+    gate = -1 - target[special]
+    counted = np.isin(column(world, "gate_edges", "kind")[gate], _COUNTING)
+    surplus[special[counted]] -= taken[gates[gate[counted]]]
     counts = [
         phase,
         column(world, "ops", "missing"),
-        column(world, "edges", "tokens") - taken[target],
+        surplus,
         column(world, "slots", "free"),
         column(world, "probes", "open"),
         column(world, "specials", "count"),
@@ -733,12 +731,22 @@ def state(world: World) -> State:
         what[order],
         moving,
     ]
-    times = [when[order] - now, now - column(world, "ops", "since")[phase == loop.QUEUED]]
+    cycles = column(world, "specials", "cycle")
+    cycles = cycles[cycles > 0.0]
+    times = [
+        when[order] - now,
+        now - column(world, "ops", "since")[phase == loop.QUEUED],
+        np.ceil(now / cycles) * cycles - now,
+    ]
     return State(
         np.concatenate([np.asarray(values, _L) for values in counts]),
         np.concatenate(times),
         np.concatenate([left, column(world, "specials", "left")]),
     )
+
+
+_COUNTING = (loop.DRAIN, loop.TO_QUORUM, loop.FROM_BATCH)
+"""Edges whose tokens are counted from the start, like those of plain edges."""
 
 
 def _turns(world: World, taken: NDArray[Any]) -> NDArray[Any]:
@@ -790,6 +798,8 @@ def totals(graph: OpGraph, world: World) -> Totals:
         time=one["now"],
         rounds=one["slowest"],
         iterations=column(world, "groups", "iterations").astype(_L),
+        probe_seconds=column(world, "probes", "seconds").copy(),
+        probe_count=column(world, "probes", "count").copy(),
         slot_busy=slot_busy,
         moved=moved,
         walks=one["walks"],
@@ -803,8 +813,7 @@ def totals(graph: OpGraph, world: World) -> Totals:
 _COUNTED = tuple(("now slowest walks raised gap_seconds gap_max").split())
 _TOTALLED = tuple(
     (
-        "marked_at marked_busy marked_waits probe_seconds probe_count histogram stale_sum "
-        "stale_count critical critical_count"
+        "marked_at marked_busy marked_waits histogram stale_sum stale_count critical critical_count"
     ).split()
 )
 

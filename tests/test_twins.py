@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfmodel import noise
 from perfmodel.engine import makespan, simulate, timeline
 from perfmodel.eventloop import philox
-from perfmodel.graph import KINDS, GraphBuilder, OpGraph
+from perfmodel.graph import KINDS, Distribution, GraphBuilder, OpGraph
 
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="Numba is not installed: nothing to compare"
@@ -67,7 +67,7 @@ def random_graph(shape: Shape) -> OpGraph:
     server = b.links("server", rng.uniform(1.0, 2.0 * n, 2))
     groups = np.arange(n)[:, None]
     draws = b.streams(some)
-    kind = shape.noise if shape.noise != "none" else "lognormal"
+    kind: Distribution = "gamma" if shape.noise == "gamma" else "lognormal"
     factors = b.streams(some, cv=0.0 if shape.noise == "none" else 0.4, kind=kind)
     compute = b.ops(
         "compute",
@@ -101,15 +101,7 @@ def random_graph(shape: Shape) -> OpGraph:
         group=groups,
         **options,
     )
-    update = b.ops(
-        "update",
-        (1,),
-        seconds=0.05,
-        bytes=0.1,
-        path=server[1],
-        slot=threads[0],
-        priority=9,  # behind the pushes, which would starve if it runs all the time
-    )
+    update = b.ops("update", (1,), seconds=0.05, bytes=0.1, path=server[1], slot=threads[0])
     pull = b.ops("pull", (n,), bytes=rng.uniform(0.1, 1.0, n), path=server[1], group=np.arange(n))
     b.chain(compute)
     b.edge(compute, push)
@@ -124,6 +116,7 @@ def random_graph(shape: Shape) -> OpGraph:
             b.edge(update, pull)
         if shape.gate == "mailbox":
             b.mailbox(int(update[0]), push[:, -1], 0.01)
+            b.edge(pull[0], update)  # else it would run all the time, and others might starve
         else:
             b.edge(push[:, -1], update)
         if shape.gate == "quorum":
@@ -154,7 +147,7 @@ def differences(a: Any, b: Any) -> list[str]:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     return bool(a == b)
 
 

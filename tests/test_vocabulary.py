@@ -799,6 +799,15 @@ def test_a_cycle_without_lag_is_named(compiled: bool | None) -> None:
             run(graph, compiled=compiled)
 
 
+def test_work_that_takes_no_time_for_ever_is_refused_by_name() -> None:
+    b = Small()
+    ops = b.ops("idle", (2,))
+    b.chain(ops)
+    b.edge(ops[1], ops[0], lag=1)
+    with pytest.raises(PerfmodelError, match=r"'idle\[.\]' runs again and again without any time"):
+        timeline(b.made(ops), compiled=False)
+
+
 def test_a_quorum_larger_than_its_producers_is_a_deadlock_by_name() -> None:
     b = GraphBuilder()
     devices = b.slots("device", (2,))
