@@ -39,6 +39,7 @@ class Loop(NamedTuple):
 
     convert: Callable[[World], World]
     handle: Callable[[World], Any]
+    order: Callable[[Any], int]
     begin: Callable[[Any], None]
     advance: Callable[[Any, int, int], int]
 
@@ -47,7 +48,7 @@ def _as_it_is(world: World) -> World:
     return world
 
 
-PLAIN = Loop(as_objects, _as_it_is, eventloop.begin, eventloop.advance)
+PLAIN = Loop(as_objects, _as_it_is, eventloop.order, eventloop.begin, eventloop.advance)
 
 
 def choose(ops: float, compiled: bool | None = None) -> Loop:
@@ -74,7 +75,7 @@ def choose(ops: float, compiled: bool | None = None) -> Loop:
     if not _is_ready(loop):
         if compiled is None and plain_s < COMPILING_S:
             return PLAIN
-        globals().update(begin=_functions()["begin"], advance=_functions()["advance"])
+        globals().update({name: _functions()[name] for name in ("order", "begin", "advance")})
     return loop
 
 
@@ -88,7 +89,8 @@ def _load() -> Loop:
     from perfmodel.compiledworld import Handle
 
     digest = _digest()
-    return Loop(_as_it_is, Handle, _entry(_begin(digest)), _entry(_advance(digest)))
+    entries = [_entry(make(digest)) for make in (_order, _begin, _advance)]
+    return Loop(_as_it_is, Handle, *entries)
 
 
 def _digest() -> int:
@@ -157,8 +159,16 @@ def _functions() -> dict[str, Any]:
 _MODULES: tuple[ModuleType, ...] = (sharing, eventloop)
 
 
+order: Any = None
 begin: Any = None
 advance: Any = None
+
+
+def _order(digest: int) -> Callable[[Any], int]:
+    def run(w: Any) -> int:
+        return order(w) if digest >= 0 else 0
+
+    return run
 
 
 def _begin(digest: int) -> Callable[[Any], None]:
@@ -192,9 +202,8 @@ def _is_ready(loop: Loop) -> bool:
     from perfmodel.compiledworld import world_type
 
     world = world_type()
-    return _is_kept(loop.begin, (world,)) and _is_kept(
-        loop.advance, (world, numba.int64, numba.int64)
-    )
+    simple = _is_kept(loop.order, (world,)) and _is_kept(loop.begin, (world,))
+    return simple and _is_kept(loop.advance, (world, numba.int64, numba.int64))
 
 
 def _is_kept(entry: Any, kinds: tuple[Any, ...]) -> bool:

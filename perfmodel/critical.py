@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from weakref import WeakSet
+from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import eventloop as loop
-from perfmodel.graph import NONE, Batch, Every, Mailbox, OpGraph, Quorum, Refs, block_of
+from perfmodel.graph import NONE, Batch, Every, Mailbox, OpGraph, Quorum, block_of
 from perfmodel.measures import CriticalOp
 from perfmodel.world import World, column
 
@@ -76,28 +76,26 @@ SAME = 1e-9
 """How far the length of a cycle may be from whole periods, relative to the period."""
 
 
-_acyclic: WeakSet[OpGraph] = WeakSet()
-_FEW = 20_000
-"""Edges up to which plain Python is faster than importing SciPy."""
-
-
 def cycle_without_lag(graph: OpGraph) -> list[int]:
     """Ops that wait for each other within one iteration, in order; empty if there are none."""
-    if graph in _acyclic:
-        return []
     now = (graph.edge_lag == 0) & ~_optional(graph)
-    source, target = graph.edge_source[now], graph.edge_target[now]
-    left = _left_over if len(source) <= _FEW else _in_components
-    ops = left(graph.n_ops, source, target)
-    if not ops:
-        _acyclic.add(graph)
+    source, target = graph.edge_source[now].tolist(), graph.edge_target[now].tolist()
+    missing = np.bincount(target, minlength=graph.n_ops).tolist()
+    after: dict[int, list[int]] = defaultdict(list)
+    for a, b in zip(source, target, strict=True):
+        after[a].append(b)
+    ready = [op for op, count in enumerate(missing) if not count]
+    while ready:
+        for b in after[ready.pop()]:
+            missing[b] -= 1
+            if not missing[b]:
+                ready.append(b)
+    # what still misses something is on a cycle, or behind one
+    before = {b: a for a, b in zip(source, target, strict=True) if missing[a] and missing[b]}
+    if not before:
         return []
-    before: dict[int, int] = {}
-    for a, b in zip(source.tolist(), target.tolist(), strict=True):
-        if a in ops and b in ops:
-            before[b] = a
     path: list[int] = []
-    op = min(ops & before.keys())
+    op = min(before)
     while op not in path:
         path.append(op)
         op = before[op]
@@ -115,35 +113,6 @@ def _optional(graph: OpGraph) -> NDArray[np.bool_]:
         elif isinstance(rule, Mailbox):
             free |= (graph.edge_target == rule.op) & np.isin(graph.edge_source, rule.sources)
     return free
-
-
-def _left_over(n: int, source: Refs, target: Refs) -> set[int]:
-    """Ops on cycles and behind them that remain when what waits for nothing is taken away."""
-    missing = np.bincount(target, minlength=n).tolist()
-    after: list[list[int]] = [[] for _ in range(n)]
-    for a, b in zip(source.tolist(), target.tolist(), strict=True):
-        after[a].append(b)
-    ready = [op for op, count in enumerate(missing) if not count]
-    left = n
-    while ready:
-        left -= 1
-        for b in after[ready.pop()]:
-            missing[b] -= 1
-            if not missing[b]:
-                ready.append(b)
-    return {op for op, count in enumerate(missing) if count} if left else set()
-
-
-def _in_components(n: int, source: Refs, target: Refs) -> set[int]:
-    """Ops of strongly connected components of several ops, or with an edge to themselves."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    edges = csr_array((np.ones(len(source), np.int8), (source, target)), shape=(n, n))
-    _, component = connected_components(edges, directed=True, connection="strong")
-    several = np.bincount(component)[component] > 1
-    several[source[source == target]] = True
-    return set(np.flatnonzero(several).tolist())
 
 
 def finished(graph: OpGraph, world: World, limit: int) -> bool:

@@ -81,6 +81,50 @@ def begin(w: World) -> None:
     _dispatch(w)
 
 
+def order(w: World) -> int:
+    """How many ops can be put in an order in which none waits, without lag, for a later one.
+
+    To be called before anything has begun: it uses the room for timers.
+    """
+    s = w.state[0]
+    waits, ready, found = w.timer_what, 0, 0
+    for op in range(s.n_ops):
+        waits[op] = 0
+    for op in range(s.n_ops):
+        for k in range(w.ops[op].out, w.ops[op + 1].out):
+            target = _awaiting(w, k)
+            if target >= 0:
+                waits[target] += 1
+    for op in range(s.n_ops):
+        if waits[op] == 0:
+            w.soon[ready] = op
+            ready += 1
+    while found < ready:
+        op = w.soon[found]
+        found += 1
+        for k in range(w.ops[op].out, w.ops[op + 1].out):
+            target = _awaiting(w, k)
+            if target >= 0:
+                waits[target] -= 1
+                if waits[target] == 0:
+                    w.soon[ready] = target
+                    ready += 1
+    return found
+
+
+def _awaiting(w: World, k: int) -> int:
+    """The op that has to wait for edge ``k`` in its first iteration, NONE if there is none."""
+    edge = w.edges[k]
+    if edge.tokens > 0:
+        return NONE
+    if edge.target >= 0:
+        return int(edge.target)
+    x = w.gate_edges[-1 - edge.target]
+    if x.kind == TO_EVERY or x.kind == TO_MAILBOX or x.kind == TO_BATCH:
+        return NONE
+    return int(x.target)
+
+
 def _instant(w: World) -> bool:
     """Handle everything that happens at the next instant; False if nothing ever will."""
     s = w.state[0]

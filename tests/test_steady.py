@@ -144,12 +144,10 @@ def test_a_series_that_only_drifts_drops_half_which_asks_for_more() -> None:
 
 
 def filled(rates: NDArray[np.float64]) -> Series:
-    """A series fed as a simulation feeds it: batches as long as it wants them."""
-    series, done = Series(), 0
-    while done + series.batch_rounds <= len(rates):
-        batch = rates[done : done + series.batch_rounds]
-        done += len(batch)
-        series.add(float(batch.sum()), float(len(batch)))
+    """A series of rounds of 1 s each."""
+    series = Series()
+    for rate in rates.tolist():
+        series.add(rate, 1.0)
     return series
 
 
@@ -200,14 +198,12 @@ def test_merging_keeps_the_total_and_bounds_the_number_of_batches() -> None:
     rng = np.random.default_rng(7)
     rates = rng.integers(1, 100, 1 << 14).astype(float)
     series = Series()
-    done = 0
-    while done < len(rates):
-        batch = rates[done : done + series.batch_rounds]
-        done += len(batch)
-        series.add(float(batch.sum()), float(len(batch)))
-        assert sum(series._work) == rates[:done].sum()
-        assert sum(series._time) == done
+    for done, rate in enumerate(rates.tolist(), 1):
+        series.add(rate, 1.0)
         assert len(series._work) < 64
+        if done % series.batch_rounds == 0:  # no batch is under way
+            assert sum(series._time) == done
+            assert sum(series._work) == rates[:done].sum()
     assert series.batch_rounds == 512
     assert set(series._time) == {512.0}
 
@@ -250,20 +246,25 @@ def test_most_intervals_of_short_runs_cover_the_truth() -> None:
     assert np.mean(covered) > 0.9 - 4 * np.sqrt(0.9 * 0.1 / 200)
 
 
-def test_every_batch_is_as_long_as_the_series_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of a warm-up that took more rounds than a series has batches."""
-    lengths: list[tuple[float, int]] = []
+@pytest.mark.parametrize("pilot_rounds", [32, 256])
+def test_all_batches_are_of_the_same_length(
+    monkeypatch: pytest.MonkeyPatch, pilot_rounds: int
+) -> None:
+    """Also after a warm-up of more rounds than a series has batches."""
+    made: list[Series] = []
 
     class Watched(Series):
-        def add(self, iterations: float, seconds: float) -> None:
-            lengths.append((iterations, 1))
-            super().add(iterations, seconds)
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
 
     monkeypatch.setattr(engine, "Series", Watched)
-    monkeypatch.setattr(engine, "PILOT_ROUNDS", 256)
-    simulate(noisy(), rel_ci=0.05, compiled=False)
-    assert len(lengths) > 64
-    assert [work for work, _ in lengths] == [rounds for _, rounds in lengths]
+    monkeypatch.setattr(engine, "PILOT_ROUNDS", pilot_rounds)
+    found = simulate(noisy(), rel_ci=0.03, compiled=False)
+    (series,) = made
+    assert series.batch_rounds >= 8
+    assert set(series._work) == {float(series.batch_rounds)}
+    assert found.rounds - series.batch_rounds < sum(series._work) <= found.rounds
 
 
 def test_memory_does_not_grow_with_the_number_of_iterations() -> None:
