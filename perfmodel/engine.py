@@ -176,7 +176,8 @@ def _from_one_start(
                 break
             if progress is not None:
                 progress(done, _expected(done, ci / rel_ci, MOST_ROUNDS))
-            for done in range(done + 1, done + series.batch_rounds + 1):
+            for _ in range(series.batch_rounds):
+                done += 1
                 run.advance(done)
                 after = run.clock()
                 series.add(after[0] - clock[0], after[1] - clock[1])

@@ -380,13 +380,15 @@ def _fill(w: World, region: int) -> None:
         if r.cap < INFINITE:
             n = _push_share(w, n, r.cap / r.weight, s.n_links + w.region_routes[k])
     level = 0.0
-    while n > 0:
+    open_routes = routes
+    while open_routes > 0:
         share, pool = w.share[0], w.share_of[0]
         n = _pop_share(w, n)
         if pool >= s.n_links:
             if w.routes[pool - s.n_links].fixed == 1:
                 level = max(level, share)
                 _fix(w, pool - s.n_links, pool, level)
+                open_routes -= 1
             continue
         link = w.links[pool]
         if link.unfixed == 0:
@@ -402,6 +404,7 @@ def _fill(w: World, region: int) -> None:
             route = w.paths[w.active[k]].route
             if w.routes[route].fixed == 1:
                 _fix(w, route, pool, level)
+                open_routes -= 1
     _apply(w, region, routes)
 
 

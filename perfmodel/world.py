@@ -43,7 +43,8 @@ STATE = _record(
     f8="now gap_seconds soon_since",
     i8="raised key at_once",
     i4="n_ops n_links n_groups limit depth first_span end_span weighted timer_room bins staggered "
-    "slowest fastest behind gap_max timers soon soon_first touched changed busy_pools walks fault culprit",
+    "slowest fastest behind gap_max timers soon soon_first touched changed busy_pools walks fault "
+    "culprit",
 )
 OP = _record(  # 64 bytes, as a cache line has
     f8="seconds bytes since level",

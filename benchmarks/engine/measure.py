@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.engine.reference import ParameterServer, Ring, Shared
 from benchmarks.engine.tasks import BACKWARD, FORWARD, LAYERS, TASKS, compute_s, dag
-from perfmodel.engine import makespan
+from perfmodel.engine import makespan, prepare
 from tests import simgrid
 
 Processes = Generator[Any, Any, None]
@@ -65,7 +65,9 @@ def timed(build: Callable[[], Simulate]) -> Run:
 
 
 def by_perfmodel(task: str, n: int, *, compiled: bool) -> Simulate:
-    return partial(makespan, TASKS[task].graph(n), compiled=compiled)
+    graph = TASKS[task].graph(n)
+    prepare(graph, compiled=compiled)
+    return partial(makespan, graph, compiled=compiled)
 
 
 def by_reference(task: str, n: int) -> Simulate:
