@@ -114,6 +114,8 @@ def settle(w: World) -> None:
         r = w.routes[route]
         r.changed = 0
         step = r.count - r.settled
+        r.step = step
+        r.level = w.pools[r.home].rate if r.settled > 0 else INFINITE
         r.settled = r.count
         if r.count == 0 and r.place >= 0:
             _leave(w, route)
@@ -138,6 +140,7 @@ def settle(w: World) -> None:
             region = _add_links(w, route, region)
         if r.count == 0:
             _disown(w, route)
+    mixed = region > 0  # pools may no longer keep to themselves
     for k in range(pools):
         pool = w.region_pools[k]
         p = w.pools[pool]
@@ -147,7 +150,7 @@ def settle(w: World) -> None:
             _unschedule(w, pool)
             continue
         rate = w.links[pool].capacity / w.links[pool].load
-        if rate <= p.limit * ROUNDING:
+        if rate <= p.limit * ROUNDING and not mixed:
             _set_rate(w, pool, rate)
             _schedule(w, pool)
         elif w.links[pool].marked == 0:
@@ -155,7 +158,9 @@ def settle(w: World) -> None:
             w.region_links[region] = pool
             region += 1
     if region > 0:
-        _fill(w, region)
+        _fill(w, region, _lowest_change(w, n))
+    for k in range(n):
+        w.routes[w.changed[k]].step = 0
 
 
 # -- service -----------------------------------------------------------------------------------
@@ -341,40 +346,131 @@ def _add_links(w: World, route: int, region: int) -> int:
     return region
 
 
-def _fill(w: World, region: int) -> None:
-    """Fill the links that are joined to the first ``region`` of region_links, until all are fair.
+def _lowest_change(w: World, n: int) -> float:
+    """A level below which the changes of the first ``n`` changed routes leave every rate alone.
+
+    All rates rise together up to the level of a transfer that ended, or to where the first link of
+    one that started is full, just as they did without the change.
+    """
+    lowest = INFINITE
+    for k in range(n):
+        r = w.routes[w.changed[k]]
+        if r.step < 0:
+            lowest = min(lowest, r.level)
+        elif r.step > 0:
+            lowest = min(lowest, r.cap / r.weight)
+            for e in range(r.first, r.last):
+                lowest = min(lowest, _level_when_full(w, w.paths[e].link))
+    return lowest
+
+
+def _level_when_full(w: World, x: Id) -> float:
+    """To what level those on a link may rise that are not held back elsewhere, as things were."""
+    link = w.links[x]
+    level = link.capacity / link.load
+    while True:
+        left, load = link.capacity, 0.0
+        for k in range(link.first, link.first + link.n):
+            e = w.paths[w.active[k]]
+            r = w.routes[e.route]
+            had = _level(w, e.route)
+            if had < level:
+                left -= r.count * r.weight * e.units * had
+            else:
+                load += r.count * r.weight * e.units
+        if load == 0.0 or left / load <= level * ROUNDING:
+            return float(level)
+        level = left / load
+
+
+def _level(w: World, route: int) -> float:
+    """Rate per unit of weight that a route has; without bound if it has none yet."""
+    r = w.routes[route]
+    return INFINITE if r.place < 0 or r.step == r.count else float(w.pools[r.home].rate)
+
+
+def _fill(w: World, region: int, lowest: float) -> None:
+    """Fill the first ``region`` of region_links and what is joined to them, until all are fair.
 
     All rates rise together; the link with the least left for each unit of load fixes the rates on
-    it, then the others go on.
+    it, then the others go on. Rates below ``lowest`` stay. Links that are not full are left out;
+    should one turn out too full, it is filled as well.
     """
-    s = w.state[0]
+    routes = 0
+    dirty = region
+    while True:
+        region, routes = _gather(w, dirty, lowest)
+        _raise_levels(w, region, routes)
+        dirty = _overfull(w, region, routes)
+        if dirty == region:
+            break
+        for k in range(routes):
+            w.routes[w.region_routes[k]].fixed = 0
+    _apply(w, region, routes)
+
+
+def _gather(w: World, region: int, lowest: float) -> tuple[int, int]:
+    """Find the links and routes to fill, and what each link has left for them."""
     routes = 0
     done = 0
     while done < region:
         link = w.links[w.region_links[done]]
         done += 1
+        link.left, link.open, link.unfixed = link.capacity, 0.0, 0
         for k in range(link.first, link.first + link.n):
-            route = w.paths[w.active[k]].route
-            r = w.routes[route]
+            entry = w.paths[w.active[k]]
+            r = w.routes[entry.route]
+            load = r.count * r.weight * entry.units
             if r.fixed == 0:
-                r.fixed = 1  # in the region, not fixed yet
-                w.region_routes[routes] = route
+                had = _level(w, entry.route)
+                if had * ROUNDING < lowest:
+                    link.left -= load * had
+                    continue
+                r.fixed = 1
+                w.region_routes[routes] = entry.route
                 routes += 1
                 for e in range(r.first, r.last):
                     other = w.paths[e].link
-                    if w.links[other].marked == 0:
+                    if w.links[other].marked == 0 and w.pools[other].n > 0:
                         w.links[other].marked = 1
                         w.region_links[region] = other
                         region += 1
+            link.open += load
+            link.unfixed += 1
+    return region, routes
+
+
+def _overfull(w: World, region: int, routes: int) -> int:
+    """Add links outside the region that its new rates overfill; the number of links then."""
+    for k in range(routes):
+        r = w.routes[w.region_routes[k]]
+        for e in range(r.first, r.last):
+            x = w.paths[e].link
+            link = w.links[x]
+            if link.marked == 0:
+                used = 0.0
+                for a in range(link.first, link.first + link.n):
+                    entry = w.paths[w.active[a]]
+                    other = w.routes[entry.route]
+                    level = other.goal_level if other.fixed == 2 else _level(w, entry.route)
+                    used += other.count * other.weight * entry.units * level
+                if used > link.capacity * ROUNDING:
+                    link.marked = 1
+                    w.region_links[region] = x
+                    region += 1
+    return region
+
+
+def _raise_levels(w: World, region: int, routes: int) -> None:
+    s = w.state[0]
     n = 0
     for k in range(region):
         x = w.region_links[k]
         link = w.links[x]
         if s.weighted != 0:
             link.load = _load(w, x, 0)
-        link.left, link.open, link.unfixed = link.capacity, link.load, link.n
-        if link.n > 0:
-            n = _push_share(w, n, link.capacity / link.load, x)
+        if link.unfixed > 0:
+            n = _push_share(w, n, link.left / link.open, x)
     for k in range(routes):
         r = w.routes[w.region_routes[k]]
         if r.cap < INFINITE:
@@ -405,7 +501,6 @@ def _fill(w: World, region: int) -> None:
             if w.routes[route].fixed == 1:
                 _fix(w, route, pool, level)
                 open_routes -= 1
-    _apply(w, region, routes)
 
 
 def _load(w: World, x: Id, fixed: int) -> float:
@@ -425,14 +520,15 @@ def _fix(w: World, route: int, pool: int, level: float) -> None:
     r = w.routes[route]
     r.fixed = 2
     r.goal = pool
-    r.level = level
+    r.goal_level = level
     total = r.count * r.weight
     for e in range(r.first, r.last):
         x = w.paths[e]
         link = w.links[x.link]
-        link.left -= total * x.units * level
-        link.open -= total * x.units
-        link.unfixed -= 1
+        if link.marked != 0:
+            link.left -= total * x.units * level
+            link.open -= total * x.units
+            link.unfixed -= 1
 
 
 def _apply(w: World, region: int, routes: int) -> None:
@@ -449,42 +545,60 @@ def _apply(w: World, region: int, routes: int) -> None:
     for k in range(routes):
         route = w.region_routes[k]
         r = w.routes[route]
-        _set_rate(w, r.goal, r.level)
+        _set_rate(w, r.goal, r.goal_level)
         if r.place < 0:
             _join(w, route, r.goal)
     for k in range(region):
         x = w.region_links[k]
-        link = w.links[x]
-        link.marked = 0
         w.pools[x].limit = INFINITE
-        if w.pools[x].n > 0:
-            _schedule(w, x)
-        else:
-            _unschedule(w, x)
-        link.owner = NONE
-        for a in range(link.first, link.first + link.n):
-            home = w.routes[w.paths[w.active[a]].route].home
-            if link.owner == NONE:
-                link.owner = home
-            elif link.owner != home:
-                link.owner = MIXED
-                break
+        w.links[x].owner = _common_home(w, x)
+        _schedule(w, x)
     for k in range(routes):
         r = w.routes[w.region_routes[k]]
         r.fixed = 0
         if r.home >= s.n_links:
             _schedule(w, r.home)
-        else:
-            for e in range(r.first, r.last):
-                if w.links[w.paths[e].link].owner != r.home:
-                    w.links[r.home].owner = MIXED
+        for e in range(r.first, r.last):
+            x = w.paths[e].link
+            if w.links[x].marked == 0:
+                w.links[x].owner = _common_home(w, x)
+    for k in range(region):
+        if w.links[w.region_links[k]].owner == MIXED:
+            _mix(w, w.region_links[k])
+    for k in range(routes):
+        r = w.routes[w.region_routes[k]]
+        for e in range(r.first, r.last):
+            x = w.paths[e].link
+            if w.links[x].marked == 0 and w.links[x].owner == MIXED:
+                _mix(w, x)
+    for k in range(region):
+        w.links[w.region_links[k]].marked = 0
     for k in range(routes):
         r = w.routes[w.region_routes[k]]
         if r.home < s.n_links and w.links[r.home].owner == r.home:
             _tighten(w, w.region_routes[k])
-        else:
-            for e in range(r.first, r.last):
-                w.links[w.paths[e].link].owner = MIXED
+
+
+def _common_home(w: World, x: Id) -> int:
+    """The pool that all routes over a link belong to; MIXED if they belong to several."""
+    link = w.links[x]
+    common = NONE
+    for k in range(link.first, link.first + link.n):
+        home = w.routes[w.paths[w.active[k]].route].home
+        if common == NONE:
+            common = home
+        elif common != home:
+            return MIXED
+    return int(common)
+
+
+def _mix(w: World, x: Id) -> None:
+    """Pools that meet on a link no longer keep to themselves."""
+    s, link = w.state[0], w.links[x]
+    for k in range(link.first, link.first + link.n):
+        home = w.routes[w.paths[w.active[k]].route].home
+        if home < s.n_links:
+            w.links[home].owner = MIXED
 
 
 # -- heaps -------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ PATH = _record(f8="units", i4="link route at")
 ROUTE = _record(
     f8="weight served joined key",
     i4="lead flow count settled changed home place first",
-    F8="cap level _1 _2 _3 _4",
-    I4="last fixed goal _5",
+    F8="cap level goal_level _1 _2 _3",
+    I4="last fixed goal step",
 )
 POOL = _record(f8="service at rate limit next", i4="first n place noted _1 _2")
 GROUP = _record(i4="iterations device")
