@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 
 from perfmodel import architectures, catalogue
+from perfmodel.architectures._parts import alike
 from perfmodel.cluster import Cluster, Link
 from perfmodel.engine import simulate, timeline
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.explain import bottleneck, chrome_trace
-from perfmodel.graph import CAUSES, Floats, OpGraph
+from perfmodel.graph import CAUSES, Block, Floats, OpGraph
 from perfmodel.job import Jitter, Job, Start, Straggler
 from perfmodel.measures import Measures
 from perfmodel.prediction import (
@@ -114,10 +115,15 @@ def make_job(
     )
 
 
-def build_graph(job: Job) -> OpGraph:
-    """The op graph of a job."""
+def build_graph(job: Job, *, fold: bool = False) -> OpGraph:
+    """The op graph of a job.
+
+    With ``fold``, one worker stands for all where these do the same at the same time and the
+    architecture knows how; the answer is the same, and takes the time of one worker.
+    """
     architecture, _ = architectures.find(job.architecture)
-    return architecture.build(job)
+    folded = architecture.fold(job) if fold and architecture.fold and alike(job) else None
+    return folded if folded is not None else architecture.build(job)
 
 
 def predict(
@@ -146,7 +152,7 @@ def predict(
     number("rel_ci", rel_ci, above=0.0, at_most=1.0)
     job = _with_layers(job)
     memory = _memory(job)
-    graph = build_graph(job)
+    graph = build_graph(job, fold=True)
     run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
     count = graph.group_count
     rate = float((run.iterations_per_s * count).sum())
@@ -185,10 +191,13 @@ def predict(
         assumptions=job.assumptions,
         provenance=provenance(job.seed, _inputs(job)),
     )
-    answer.__dict__["trace"] = lambda: chrome_trace(
-        graph, timeline(graph, seed=job.seed, first=2, iterations=2)
-    )
+    answer.__dict__["trace"] = lambda: _trace(job)
     return answer
+
+
+def _trace(job: Job) -> list[dict[str, Any]]:
+    graph = build_graph(job)
+    return chrome_trace(graph, timeline(graph, seed=job.seed, first=2, iterations=2))
 
 
 def _with_layers(job: Job) -> Job:
@@ -314,11 +323,21 @@ def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
         workers={f"worker {i}": part for i, part in enumerate(busy)},
         servers=servers,
         links={
-            graph.link_name(i): float(part)
-            for i, part in enumerate(run.link_utilisation)
-            if part > 0.0
+            name: float(run.link_utilisation[link])
+            for block in graph.links
+            for link in range(block.first, block.first + block.size)
+            for name in _members(block, link)
+            if run.link_utilisation[link] > 0.0
         },
     )
+
+
+def _members(block: Block, identity: int) -> list[str]:
+    """Names of what an id stands for: one, or all along an axis that is folded."""
+    if block.size == 1 and len(block.axes) == 1 and len(block.axes[0][1] or ()) > 1:
+        whole = msgspec.structs.replace(block, shape=(len(block.axes[0][1] or ()),))
+        return [whole.name(block.first + i) for i in range(whole.size)]
+    return [block.name(identity)]
 
 
 def _memory(job: Job) -> Memory:

@@ -24,6 +24,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"overlap": False},
         {"bucket_cap_bytes": 0, "first_bucket_bytes": 0},
         {"bucket_cap_bytes": 50, "first_bucket_bytes": 10, "concurrent": 2},
+        {"each_send": True, "bucket_cap_bytes": 50},
     ],
 }
 """Options under which each architecture has to keep the laws; defaults alone if not listed."""

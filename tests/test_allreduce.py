@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from perfmodel import Jitter, Link, NodeOverride, Straggler, build_graph, predict
+from perfmodel import InputError, Jitter, Link, NodeOverride, Straggler, api, build_graph, predict
 from perfmodel.architectures.allreduce import Options, buckets_of
 from perfmodel.engine import timeline
 from tests.jobs import cluster, job, workload
@@ -93,3 +96,65 @@ def test_buckets_follow_the_order_of_backward() -> None:
     work = workload([1.0] * 4, [1.0] * 4, [5.0, 30.0, 4.0, 3.0])
     options = Options(bucket_cap_bytes=10, first_bucket_bytes=3)
     assert buckets_of(work, options) == ([3.0, 34.0, 5.0], [3, 1, 0])
+
+
+EACH_SEND = [{"each_send": True}, {"each_send": True, "overlap": False}]
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"concurrent": 2}, *EACH_SEND])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_worker_may_stand_for_all(
+    options: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folded or not, the prediction is the same."""
+    where = cluster(
+        latency_s=0.01, devices_per_node=devices, intra_node=Link(7.0), core_oversubscription=2.0
+    )
+    one = job(WORK, where, 6, "ring", {**PER_LAYER, **options})
+    graph = build_graph(one, fold=True)
+    folds = devices == 1 or not options.get("each_send")
+    assert graph.n_groups == (1 if folds else 6)
+    folded = predict(one)
+    monkeypatch.setattr(api, "alike", lambda job: False)
+    whole = predict(one)
+    assert same(msgspec.to_builtins(folded), msgspec.to_builtins(whole)) == []
+
+
+def same(a: Any, b: Any, place: str = "") -> list[str]:
+    """Where two predictions differ by more than rounding; the bottleneck's words apart."""
+    if isinstance(a, dict) and place != ".bottleneck":
+        assert a.keys() == b.keys(), place
+        return [d for key in a for d in same(a[key], b[key], f"{place}.{key}")]
+    if isinstance(a, (list, tuple)):
+        assert len(a) == len(b), place
+        return [d for i in range(len(a)) for d in same(a[i], b[i], f"{place}[{i}]")]
+    if isinstance(a, float):
+        return [] if a == pytest.approx(b, rel=1e-9, abs=1e-12) else [f"{place}: {a} {b}"]
+    return [] if a == b or place == ".bottleneck" else [f"{place}: {a} {b}"]
+
+
+@pytest.mark.parametrize("differ", [{"jitter": Jitter(0.1)}, {"stragglers": [Straggler(0, 2.0)]}])
+def test_workers_that_differ_are_simulated_one_by_one(differ: dict[str, Any]) -> None:
+    assert build_graph(job(WORK, cluster(), 3, "ring", **differ), fold=True).n_groups == 3
+    slow = cluster(overrides=(NodeOverride(1, speed=0.5),))
+    assert build_graph(job(WORK, slow, 3, "ring"), fold=True).n_groups == 3
+
+
+@pytest.mark.parametrize("workers", [2, 5])
+def test_every_send_together_takes_as_long_as_the_collective(workers: int) -> None:
+    options = {"overlap": False, "bucket_cap_bytes": 100, "first_bucket_bytes": 100}
+    where = cluster(latency_s=0.1)
+    whole = predict(job(WORK, where, workers, "ring", options)).iteration_s
+    sends = predict(job(WORK, where, workers, "ring", {**options, "each_send": True})).iteration_s
+    assert sends == pytest.approx(whole, rel=1e-12)
+
+
+def test_sends_hold_up_those_behind_a_straggler_only() -> None:
+    """A late worker delays its neighbours step by step, no less than the collective as a whole."""
+    options = {"overlap": False, "bucket_cap_bytes": 100, "first_bucket_bytes": 100}
+    late = {"stragglers": [Straggler(0, 2.0)]}
+    whole = predict(job(WORK, cluster(), 4, "ring", options, **late)).iteration_s
+    sends = predict(job(WORK, cluster(), 4, "ring", {**options, "each_send": True}, **late))
+    assert sends.iteration_s <= whole * (1 + 1e-12)
+    with pytest.raises(InputError, match="concurrent must be 1"):
+        job(WORK, cluster(), 4, "ring", {"each_send": True, "concurrent": 2})

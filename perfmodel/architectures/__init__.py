@@ -26,6 +26,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     options : msgspec struct of the options, every field with a default.
     build : the fine-grained op graph of one job.
+    fold : the same with one worker that stands for all of them, for jobs whose workers are alike
+        (_parts.alike); None, or returns None, where one worker cannot stand for all.
     asynchronous : whether a job with these options lets workers drift apart.
     server_bytes : memory need of one server of a job (bytes); None where there is no server.
     assumptions : what the model takes for granted, one sentence each.
@@ -43,6 +45,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     option_help: Mapping[str, str]
     aliases: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
+    fold: Callable[[Job], OpGraph | None] | None = None
 
 
 def names() -> list[str]:

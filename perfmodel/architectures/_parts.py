@@ -21,13 +21,21 @@ class Network:
     """The links of a cluster's first nodes (by name), and paths and latencies between them.
 
     ``core_share`` says how many times over each transfer crosses the core: once for a transfer
-    between two nodes, once per node for a collective that is a single flow in the graph.
+    between two nodes, once per node for a collective that is a single flow in the graph. With
+    ``fold`` the first node stands for all of them.
     """
 
     def __init__(
-        self, b: GraphBuilder, cluster: Cluster, names: Sequence[str], *, core_share: int = 1
+        self,
+        b: GraphBuilder,
+        cluster: Cluster,
+        names: Sequence[str],
+        *,
+        core_share: int = 1,
+        fold: bool = False,
     ) -> None:
-        nodes = len(names)
+        nodes = 1 if fold else len(names)
+        self._fold = fold
         nics = [cluster.nic_of(node) for node in range(nodes)]
         goodput = np.array([nic.goodput_bytes_per_s for nic in nics])
         place = np.arange(nodes)
@@ -37,7 +45,8 @@ class Network:
         self.into = b.links("link into", goodput, place=place, axes=axes)
         self._core = np.full(1, NONE, np.int64)
         if cluster.core_oversubscription is not None:
-            self._core = b.links("core", goodput.sum() / cluster.core_oversubscription / core_share)
+            total = goodput.sum() * (len(names) / nodes)
+            self._core = b.links("core", total / cluster.core_oversubscription / core_share)
         self._inside = np.full(nodes, NONE, np.int64)
         self._inside_latency = 0.0
         if cluster.intra_node is not None:
@@ -58,6 +67,10 @@ class Network:
             axis=-1,
         )
 
+    def around(self) -> Ids:
+        """Links from the first node to the next one, each of which stands for all of its kind."""
+        return np.concatenate([self.out[:1], self._core, self.into[:1]])
+
     def latency_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """One-way latency from node ``source`` to node ``target``: the greater of the two ends'."""
         a, z = np.broadcast_arrays(source, target)
@@ -66,14 +79,14 @@ class Network:
 
     def hop_s(self, nodes: Sequence[int]) -> float:
         """Greatest one-way latency between any two of ``nodes`` (inside the node if just one)."""
-        where = np.asarray(nodes)
-        return float(self._latency[where].max()) if len(where) > 1 else self._inside_latency
+        where = np.asarray(nodes[:1] if self._fold else nodes)
+        return float(self._latency[where].max()) if len(nodes) > 1 else self._inside_latency
 
     def all_of(self, nodes: Sequence[int]) -> Ids:
         """Every link a collective among ``nodes`` keeps busy: out of, into and inside each."""
-        where = np.asarray(nodes)
+        where = np.asarray(nodes[:1] if self._fold else nodes)
         inside: Ids = self._inside[where]
-        if len(where) == 1:
+        if len(nodes) == 1:
             return inside
         return np.concatenate([self.out[where], self.into[where], self._core, inside])
 
@@ -96,10 +109,16 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
         return np.arange(len(self.node))
 
 
-def add_workers(b: GraphBuilder, job: Job) -> Workers:
-    """Add every worker's data loading, forward and backward pass to the graph."""
+def alike(job: Job) -> bool:
+    """Whether all workers do the same at the same time, so that one may stand for all of them."""
+    steady = job.jitter is None or job.jitter.cv == 0.0
+    return steady and job.start == "together" and not job.stragglers and not job.cluster.overrides
+
+
+def add_workers(b: GraphBuilder, job: Job, *, first: int | None = None) -> Workers:
+    """Add the data loading, forward and backward pass of every worker, or the ``first`` few."""
     workload = expanded(job.workload)
-    n = job.workers
+    n = job.workers if first is None else first
     index = np.arange(n)
     node = np.array([job.cluster.node_of_worker(worker) for worker in range(n)])
     slowdown = np.array([job.slowdown(worker) for worker in range(n)])
