@@ -22,7 +22,7 @@ from perfmodel.critical import (
 from perfmodel.errors import DeadlockError, InputError, PerfmodelError
 from perfmodel.graph import NONE, OpGraph
 from perfmodel.measures import Measures, Span, Totals, measures
-from perfmodel.steady import Recurrence, Series, ci_fraction, warmup_rounds
+from perfmodel.steady import Recurrence, Series, ci_fraction, warmup_rounds, warmups
 from perfmodel.world import column, forget_gap, give_back, grown, make_world, totals
 
 MOST_PERIODIC_ROUNDS = 255
@@ -31,14 +31,17 @@ MOST_PERIODIC_ROUNDS = 255
 FEWEST_RUNS, MOST_RUNS = 4, 16
 """Runs of a job whose workers start at random times; the confidence interval is over them."""
 
-PILOT_ROUNDS, MOST_PILOT_ROUNDS = 16, 512
-"""Rounds from which the warm-up is told; twice as many as long as it may take half of them."""
+PILOT_ROUNDS, MOST_PILOT_ROUNDS = 24, 768
+"""Rounds that tell the warm-up; twice as many as long as it may take two thirds of them."""
+
+LEAST_WARMUP = 8
+"""Rounds that are dropped in any case."""
 
 MOST_ROUNDS = 32768
 """Rounds of a run whose confidence interval stays wider than asked."""
 
-_DEPTH, _MOST_DEPTH = 8, 128
-"""Instances of each op that are remembered; as many as are ever remembered."""
+_FEW, _DEPTH, _MOST_DEPTH = 4, 8, 128
+"""Instances of each op that are remembered: to attribute waits, to find a critical cycle, at most."""
 _FOR_EVER = 1 << 30
 _INSTANTS = 200_000
 """Instants between two looks at the keyboard and the progress bar: some 0.1 s."""
@@ -164,7 +167,7 @@ def _power_of_two(at_least: int) -> int:
 def _from_one_start(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
 ) -> Measures:
-    with Run(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_DEPTH) as run:
+    with Run(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_FEW) as run:
         begin, clocks = _warm_up(run, progress)
         series = Series()
         for before, after in pairwise(clocks):
@@ -200,7 +203,7 @@ def _from_many_starts(
     while len(found) < MOST_RUNS and ci > rel_ci:
         run_seed = _seeds(seed, MOST_RUNS)[len(found)]
         expected = FEWEST_RUNS * PILOT_ROUNDS
-        with Run(graph, run_seed, expected, compiled, depth=_DEPTH) as run:
+        with Run(graph, run_seed, expected, compiled, depth=_FEW) as run:
             begin, _ = _warm_up(run, None)
             found.append(run.totals() - begin)
         if len(found) >= FEWEST_RUNS:
@@ -220,7 +223,7 @@ Clock = tuple[float, float]
 def _warm_up(run: Run, progress: Progress | None) -> tuple[Totals, list[Clock]]:
     """Run until the warm-up can be told; the totals at its end, and the clock at each round since.
 
-    Candidates are powers of two up to half of the pilot (steady.warmup_rounds).
+    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds).
     """
     rounds = PILOT_ROUNDS
     marks = {0: run.totals()}
@@ -235,8 +238,8 @@ def _warm_up(run: Run, progress: Progress | None) -> tuple[Totals, list[Clock]]:
             if progress is not None:
                 progress(done, rounds)
         rates = [(b[0] - a[0]) / max(b[1] - a[1], 1e-300) for a, b in pairwise(clocks)]
-        dropped = warmup_rounds(rates)
-        if dropped < rounds // 2 or rounds >= MOST_PILOT_ROUNDS:
+        dropped = warmup_rounds(rates, LEAST_WARMUP)
+        if dropped < warmups(rounds, LEAST_WARMUP)[-1] or rounds >= MOST_PILOT_ROUNDS:
             return marks[dropped], clocks[dropped:]
         rounds *= 2
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from perfmodel.graph import NONE, OpGraph, block_of
 from perfmodel.measures import Measures, Span
-from perfmodel.prediction import Bottleneck
+from perfmodel.prediction import Bottleneck, CriticalStep
 
 LATENCY = "latency"
 
@@ -30,23 +31,52 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     path; fixed per-message delays count as latency.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for op in np.flatnonzero(measures.critical_s).tolist():
+    for op, total, count in _critical_ops(measures):
         family, name, fixed_s = _resource(graph, measures, op)
-        total = float(measures.critical_s[op])
-        fixed_s = min(total, fixed_s * float(measures.critical_count[op]))
+        fixed_s = min(total, fixed_s * count)
         if total > fixed_s:
             seconds[family][name] += total - fixed_s
         if fixed_s > 0.0:
             seconds[LATENCY][LATENCY] += fixed_s
     totals = {family: sum(members.values()) for family, members in seconds.items()}
     if not totals:
-        return Bottleneck("none", 0.0, "nothing takes time")
-    family = max(totals, key=lambda key: totals[key])
-    share = totals[family] / sum(totals.values())
+        return Bottleneck("none", 0.0, "nothing takes time", {}, ())
+    ranked = sorted(totals, key=lambda key: -totals[key])
+    shares = {family: totals[family] / sum(totals.values()) for family in ranked}
+    family = ranked[0]
     member, most = max(seconds[family].items(), key=lambda item: item[1])
     single = most > 0.5 * totals[family]
     resource = member if single else f"{family} the nodes" if "link" in family else family
-    return Bottleneck(resource, share, _words(family, resource, share, totals))
+    text = _words(family, resource, shares)
+    return Bottleneck(resource, shares[family], text, shares, _steps(graph, measures))
+
+
+def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
+    """Ops of the critical cycle, or of the average chain: id, seconds, how often."""
+    if measures.critical_cycle:
+        for step in measures.critical_cycle:
+            yield step.op, step.seconds, 1.0
+    else:
+        for op in np.flatnonzero(measures.critical_s).tolist():
+            yield op, float(measures.critical_s[op]), float(measures.critical_count[op])
+
+
+def _steps(graph: OpGraph, measures: Measures) -> tuple[CriticalStep, ...]:
+    """The critical cycle, with what follows each other on one resource taken together."""
+    steps: list[CriticalStep] = []
+    for part in measures.critical_cycle:
+        _, resource, _ = _resource(graph, measures, part.op)
+        operation, name = block_of(graph.ops, part.op).label, graph.op_name(part.op)
+        last = steps[-1] if steps else None
+        if last is not None and (last.operation, last.resource) == (operation, resource):
+            steps[-1] = msgspec.structs.replace(
+                last, last=name, count=last.count + 1, seconds=last.seconds + part.seconds
+            )
+        elif part.seconds > 0.0:
+            steps.append(
+                CriticalStep(operation, resource, name, name, 1, part.seconds, part.waited)
+            )
+    return tuple(steps)
 
 
 def _resource(graph: OpGraph, measures: Measures, op: int) -> tuple[str, str, float]:
@@ -63,7 +93,7 @@ def _resource(graph: OpGraph, measures: Measures, op: int) -> tuple[str, str, fl
     return LATENCY, LATENCY, fixed
 
 
-def _words(family: str, resource: str, share: float, totals: dict[str, float]) -> str:
+def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
     if family == "device of":
         what = "computation on the workers' devices"
     elif family == LATENCY:
@@ -72,12 +102,11 @@ def _words(family: str, resource: str, share: float, totals: dict[str, float]) -
         what = f"{_NEXT.get(family, 'sending')} over the {resource}"
     else:
         what = f"work on the {resource}"
-    text = f"{what} takes {share:.0%} of the critical chain"
-    rest = {key: value for key, value in totals.items() if key != family}
-    if rest:
-        second = max(rest, key=lambda key: rest[key])
-        part = rest[second] / sum(totals.values())
-        text += f"; next comes {_NEXT.get(second, second.removesuffix(' of'))} with {part:.0%}"
+    text = f"{what} takes {shares[family]:.0%} of the critical chain"
+    if len(shares) > 1:
+        second = list(shares)[1]
+        name = _NEXT.get(second, second.removesuffix(" of"))
+        text += f"; next comes {name} with {shares[second]:.0%}"
     return text
 
 

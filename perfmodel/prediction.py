@@ -55,12 +55,34 @@ class ClockGap(msgspec.Struct, frozen=True):
     max: int
 
 
+class CriticalStep(msgspec.Struct, frozen=True):
+    """Operations of one kind that follow each other on one resource of the critical cycle.
+
+    ``first`` to ``last`` are ``count`` operations that take ``seconds`` together; ``waited`` says
+    that the first of them started when the resource became free, not when its last input came.
+    """
+
+    operation: str
+    resource: str
+    first: str
+    last: str
+    count: int
+    seconds: float
+    waited: bool
+
+
 class Bottleneck(msgspec.Struct, frozen=True):
-    """What sets the pace: ``share`` is its part of the critical chain of operations."""
+    """What sets the pace: ``share`` is its part of the critical chain of operations.
+
+    ``shares`` are the parts of all kinds of resources. ``cycle`` is the chain itself where it
+    repeats itself exactly (a deterministic job): its steps add up to a whole number of periods.
+    """
 
     resource: str
     share: float
     text: str
+    shares: dict[str, float]
+    cycle: tuple[CriticalStep, ...]
 
 
 class Utilisation(msgspec.Struct, frozen=True):

@@ -68,17 +68,21 @@ def _close(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
     return len(a) == len(b) and bool((np.abs(a - b) <= margin).all())
 
 
-def warmup_rounds(rates: Sequence[float]) -> int:
-    """How many of the first rounds to drop: 0 or a power of two, at most half.
+def warmup_rounds(rates: Sequence[float], least: int = 0) -> int:
+    """How many of the first rounds to drop: ``least``, or a power of two, at most two thirds.
 
     The one that leaves the least standard error of the mean of the rest, which is the marginal
     standard error rule (White, Simulation 69(6), 1997, doi 10.1177/003754979706900601).
     """
     values = np.asarray(rates)
-    candidates = [0]
-    while max(1, 2 * candidates[-1]) <= len(values) // 2:
-        candidates.append(max(1, 2 * candidates[-1]))
+    candidates = warmups(len(values), least)
     return min(candidates, key=lambda d: float(values[d:].var()) / (len(values) - d))
+
+
+def warmups(rounds: int, least: int) -> list[int]:
+    """What may be dropped of some rounds."""
+    powers = [1 << k for k in range(rounds.bit_length()) if 3 << k <= 2 * rounds]
+    return [least, *(power for power in powers if power > least)]
 
 
 def ci_fraction(values: Sequence[float]) -> float:

@@ -375,3 +375,26 @@ def test_rules_are_refused() -> None:
     b.active(ops, every=2)
     with pytest.raises(ValueError, match="has rules"):
         maxplus.largest_ratio(b.build(device=devices, mark=ops))
+
+
+@some
+@given(drawn(contended=False))
+def test_the_critical_cycle_has_the_largest_ratio(some_graph: Drawn) -> None:
+    graph = some_graph.build()
+    measures = simulate(graph)
+    assume(measures.periodic)
+    cycle = [step.op for step in measures.critical_cycle]
+    assert maxplus.ratio_of(graph, cycle) == maxplus.largest_ratio(graph)
+
+
+def test_canary_a_cycle_that_is_not_critical_is_seen() -> None:
+    b = GraphBuilder()
+    device = b.slots("device", (1,))
+    ops = b.ops("op", (3,), seconds=[1.0, 2.0, 4.0])
+    b.edge(ops[0], ops[1])
+    b.edge(ops[1], ops[0], lag=1)
+    b.edge(ops[1], ops[2])
+    b.edge(ops[2], ops[0], lag=1)
+    graph = b.build(device=device, mark=ops[:1])
+    assert [step.op for step in simulate(graph).critical_cycle] in ([0, 1, 2], [1, 2, 0], [2, 0, 1])
+    assert maxplus.ratio_of(graph, [0, 1]) < maxplus.largest_ratio(graph)

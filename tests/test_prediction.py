@@ -222,7 +222,7 @@ def test_a_random_job_is_run_until_its_interval_is_narrow() -> None:
         assert all(0 < done <= of for done, of in calls)
         return len(calls)
 
-    assert runs(2.0) == 2 * runs(0.001)
+    assert runs(2.0) > 2 * runs(0.001)
 
 
 def test_the_confidence_interval_covers_the_long_run() -> None:

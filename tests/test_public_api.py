@@ -47,6 +47,15 @@ NUMBERS_BY_NAME = {"*": NUMBER}
 LINK = {"bandwidth_bytes_per_s": NUMBER, "latency_s": NUMBER, "efficiency": NUMBER}
 SOURCE = {"kind": TEXT, "text": TEXT, "url": TEXT + NOTHING, "date": TEXT + NOTHING}
 
+CRITICAL_STEP = {
+    "operation": TEXT,
+    "resource": TEXT,
+    "first": TEXT,
+    "last": TEXT,
+    "count": WHOLE,
+    "seconds": NUMBER,
+    "waited": (bool,),
+}
 PREDICTION: dict[str, Any] = {
     "schema": TEXT,
     "model": TEXT,
@@ -83,7 +92,13 @@ PREDICTION: dict[str, Any] = {
         "server_bytes": NUMBER + NOTHING,
         "device_bytes": NUMBER + NOTHING,
     },
-    "bottleneck": {"resource": TEXT, "share": NUMBER, "text": TEXT},
+    "bottleneck": {
+        "resource": TEXT,
+        "share": NUMBER,
+        "text": TEXT,
+        "shares": NUMBERS_BY_NAME,
+        "cycle": [CRITICAL_STEP],
+    },
     "training": {
         "dataset_size": WHOLE,
         "epochs": WHOLE,

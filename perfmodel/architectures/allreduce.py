@@ -174,7 +174,7 @@ ARCHITECTURE = Architecture(
         "bucket_cap_bytes": "gradients are reduced in buckets of at least this size",
         "first_bucket_bytes": "size of the first bucket",
         "concurrent": "collectives at once: 1 for NCCL, 2 for gloo",
-        "each_send": "simulate each send of the ring, for what a straggler does inside a collective",
+        "each_send": "simulate each send of the ring, to see a straggler inside a collective",
         "reduce_per_byte_s": "time to add one byte's worth of gradients",
     },
     assumptions=(
