@@ -41,7 +41,7 @@ MOST_ROUNDS = 32768
 """Rounds of a run whose confidence interval stays wider than asked."""
 
 _FEW, _DEPTH, _MOST_DEPTH = 4, 8, 128
-"""Instances of each op that are remembered: to attribute waits, to find a critical cycle, at most."""
+"""Instances of each op remembered: to attribute waits, to find a critical cycle, at most."""
 _FOR_EVER = 1 << 30
 _INSTANTS = 200_000
 """Instants between two looks at the keyboard and the progress bar: some 0.1 s."""
