@@ -247,7 +247,7 @@ _REWRITTEN = tuple(
         "histogram stale_sum stale_count stamp_time stamp_count"
     ).split()
 )
-_OP_REWRITTEN = tuple(("missing early taken phase").split())
+_OP_REWRITTEN = ("missing", "early", "taken", "phase")
 _SPANS = ("span_ready", "span_start", "span_end")
 
 
@@ -811,7 +811,7 @@ def totals(graph: OpGraph, world: World) -> Totals:
     )
 
 
-_COUNTED = tuple(("now slowest walks raised gap_seconds gap_max").split())
+_COUNTED = ("now", "slowest", "walks", "raised", "gap_seconds", "gap_max")
 _TOTALLED = tuple(
     (
         "marked_at marked_busy marked_waits histogram stale_sum stale_count critical critical_count"

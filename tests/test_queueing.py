@@ -246,10 +246,14 @@ WRONG = {
 }
 
 
+SUBTLE = ("fixed service, one at a time", "half as random")
+"""Off by some 3 %, which takes longer runs to tell from chance."""
+
+
 @pytest.mark.parametrize("error", WRONG)
 def test_a_wrong_network_is_noticed(error: str) -> None:
     expected, _, _ = exact(4, 3.0, [FIFO])
-    many = runs(WRONG[error])
+    many = runs(WRONG[error], rel_ci=0.012 if error in SUBTLE else REL_CI)
     with pytest.raises(AssertionError, match="expected"):
         queueing.agrees([throughput(m) for m in many], expected, min(m.rounds for m in many))
 
