@@ -151,6 +151,13 @@ def describe_deadlock(graph: OpGraph, world: World) -> str:
     return f"deadlock at {now:g} s after {rounds} iterations: {text}"
 
 
+def describe_starvation(graph: OpGraph, world: World) -> str:
+    """Which group falls further and further behind."""
+    done = column(world, "groups", "iterations")
+    mark = graph.op_name(int(graph.group_mark[np.argmin(done)]))
+    return f"{mark!r} has run {done.min()} times while others ran {done.max()} times: it starves"
+
+
 def _awaited(graph: OpGraph, world: World, op: int) -> list[int]:
     """The sources of edges into ``op`` that hold no token for its next iteration."""
     tokens, taken = column(world, "edges", "tokens"), column(world, "ops", "taken")

@@ -17,6 +17,7 @@ from perfmodel.critical import (
     cycle_without_lag,
     describe_deadlock,
     describe_fault,
+    describe_starvation,
     finished,
 )
 from perfmodel.errors import DeadlockError, InputError, PerfmodelError
@@ -36,6 +37,9 @@ PILOT_ROUNDS, MOST_PILOT_ROUNDS = 24, 768
 
 LEAST_WARMUP = 8
 """Rounds that are dropped in any case."""
+
+STARVED = 100_000
+"""Iterations by which one group may be ahead of another."""
 
 MOST_ROUNDS = 32768
 """Rounds of a run whose confidence interval stays wider than asked."""
@@ -338,6 +342,10 @@ class Run:
             for at in order.tolist()
         ]
 
+    def _ahead(self) -> int:
+        done = column(self.world, "groups", "iterations")
+        return int(done.max() - done.min()) if len(done) else 0
+
     def _go(self, rounds: int) -> int:
         """Let the event loop run, with a break now and then for whoever wants to interrupt it."""
         while True:
@@ -349,3 +357,5 @@ class Run:
                 raise PerfmodelError(describe_fault(self.graph, self.world, status))
             elif status != eventloop.PAUSED:
                 return status
+            elif self._ahead() > STARVED:
+                raise DeadlockError(describe_starvation(self.graph, self.world))

@@ -39,6 +39,9 @@ LONGEST = 1e15
 """Largest time (s), and a thousandth of the largest size (bytes), that an op may have: beyond it
 small times would vanish in rounding, and the clock would stand still."""
 
+MOST_PRIORITY, MOST_HELD, MOST_UNITS = 32767, 127, 2**31 - 1
+"""Largest priority, slots of one op, and units of one slot: as the engine stores them."""
+
 CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
 """What one may wait for. Every op and slot names the cause it is to those who wait for it."""
 
@@ -98,13 +101,14 @@ class Choice(msgspec.Struct, frozen=True, eq=False):
     """Ops (ops,) that take one of several routes and slots, by the draw of (seed, draw, i).
 
     ``routes``, ``slots`` (ops, alternatives); a slot may be NONE. Ops that share a stream choose
-    the alternative of the same number.
+    the alternative of the same number. An op keeps its own route or slots where it is not given a
+    choice of them.
     """
 
     ops: Ids
     draw: Ids
-    routes: Ids
-    slots: Ids
+    routes: Ids | None
+    slots: Ids | None
     latency_s: Floats
 
 
@@ -528,8 +532,8 @@ class GraphBuilder:
         """Let each of ``ops`` (ops,) take a path and a slot by chance, afresh in each iteration.
 
         ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives) and ``latency_s``
-        broadcast. They replace what the op was given. Ops that share a stream take the alternative
-        of the same number.
+        broadcast. What is given replaces what the op had. Ops that share a stream take the
+        alternative of the same number.
         """
         flat = ops.ravel()
         several = np.asarray(NONE if paths is None else paths, np.int64)
@@ -543,8 +547,8 @@ class GraphBuilder:
             Choice(
                 flat,
                 np.broadcast_to(np.asarray(draw, np.int64), ops.shape).ravel(),
-                np.broadcast_to(route if paths is not None else NONE, shape),
-                np.broadcast_to(held, shape),
+                np.broadcast_to(route, shape) if paths is not None else None,
+                np.broadcast_to(held, shape) if slots is not None else None,
                 np.broadcast_to(np.asarray(latency_s, np.float64) + path_latency_s, shape),
             )
         )
@@ -782,6 +786,25 @@ def _check(graph: OpGraph) -> None:
             f"op {graph.op_name(op)!r}: needs {graph.hold_units[hold]} units of slot "
             f"{graph.slot_name(int(graph.hold_slots[hold]))!r}, which has {held[hold]}"
         )
+    for what, values, most in (
+        ("priority", np.abs(graph.op_priority.astype(np.int64)), MOST_PRIORITY),
+        ("number of slots", np.diff(graph.hold_start), MOST_HELD),
+    ):
+        if len(values) and values.max() > most:
+            op = int(np.argmax(values))
+            raise InputError(f"op {graph.op_name(op)!r}: {what} must be within {most}")
+    if (graph.slot_capacity > MOST_UNITS).any():
+        slot = int(np.argmax(graph.slot_capacity))
+        raise InputError(f"slot {graph.slot_name(slot)!r}: capacity must be at most {MOST_UNITS}")
+    if ((graph.op_stagger_s > 0.0) & (graph.op_group == NONE)).any():
+        op = int(np.argmax((graph.op_stagger_s > 0.0) & (graph.op_group == NONE)))
+        raise InputError(f"op {graph.op_name(op)!r}: starts staggered, so it needs a group")
+    ruled = [rule.ops for rule in graph.rules if isinstance(rule, Activity)]
+    if ruled:
+        ops, count = np.unique(np.concatenate(ruled), return_counts=True)
+        if count.max() > 1:
+            op = int(ops[np.argmax(count)])
+            raise InputError(f"op {graph.op_name(op)!r}: its activity is given twice")
     if (graph.edge_lag < 0).any():
         edge = int(np.argmin(graph.edge_lag))
         raise InputError(f"edge from {graph.op_name(int(graph.edge_source[edge]))!r}: negative lag")

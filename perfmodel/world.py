@@ -551,21 +551,21 @@ def _rules(
             for op in rule.ops.tolist():
                 of(op)["quantum"] = rule.bytes
         elif isinstance(rule, Choice):
-            count = rule.routes.shape[1]
+            count = rule.latency_s.shape[1]
             for row, op in enumerate(rule.ops.tolist()):
                 of(op).update(
                     choice=int(rule.draw[row]), alternative=len(alternatives), alternatives=count
                 )
-                for route, slot, latency in zip(
-                    by_route[rule.routes[row]].tolist(),
-                    rule.slots[row].tolist(),
-                    rule.latency_s[row].tolist(),
-                    strict=True,
-                ):
-                    first = len(graph.hold_slots) + len(holds)
-                    holds += [(slot, 1)] if slot != NONE else []
+                own_route = int(ops["route"][op])
+                for k, latency in enumerate(rule.latency_s[row].tolist()):
+                    route = own_route if rule.routes is None else int(by_route[rule.routes[row, k]])
+                    hold, held = int(ops["hold"][op]), int(ops["holds"][op])
+                    if rule.slots is not None:
+                        slot = int(rule.slots[row, k])
+                        hold, held = len(graph.hold_slots) + len(holds), int(slot != NONE)
+                        holds += [(slot, 1)] if slot != NONE else []
                     moves = graph.op_bytes[op] > 0.0
-                    alternatives.append((latency, first, slot != NONE, route if moves else NONE))
+                    alternatives.append((latency, hold, held, route if moves else NONE))
         elif isinstance(rule, (Quorum, Every)):
             gate = loop.QUORUM if isinstance(rule, Quorum) else loop.EVERY
             kind = loop.TO_QUORUM if isinstance(rule, Quorum) else loop.TO_EVERY

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -224,3 +226,25 @@ def test_a_path_that_takes_a_link_twice_is_refused() -> None:
     link = b.links("link", [10.0, 10.0])
     with pytest.raises(InputError, match="'op': a path takes the same link twice"):
         b.ops("op", (1,), bytes=10.0, path=[link[1], link[0], link[1]])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"priority": 40_000}, "'op': priority must be within 32767"),
+        ({"slots": list(range(1, 201))}, "'op': number of slots must be within 127"),
+    ],
+)
+def test_what_the_engine_cannot_store_is_refused(given: dict[str, Any], message: str) -> None:
+    b = GraphBuilder()
+    slots = b.slots("slot", (201,))
+    ops = b.ops("op", (1,), seconds=1.0, **given)
+    with pytest.raises(InputError, match=message):
+        b.build(device=slots[:1], mark=ops)
+
+
+def test_a_slot_with_too_many_units_is_refused() -> None:
+    b = GraphBuilder()
+    slots = b.slots("slot", (1,), capacity=2**31)
+    with pytest.raises(InputError, match="'slot': capacity must be at most 2147483647"):
+        b.build(device=slots, mark=b.ops("op", (1,)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel import DeadlockError, InputError, PerfmodelError
+from perfmodel import DeadlockError, InputError, PerfmodelError, engine
 from perfmodel.engine import makespan, simulate, timeline
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 
@@ -855,3 +855,44 @@ def test_the_environment_chooses_between_two_loops_only(monkeypatch: pytest.Monk
         simulate(graph)
     monkeypatch.setenv("PERFMODEL_COMPILED", "0")
     assert simulate(graph).iterations_per_s[0] == pytest.approx(1 / 3)
+
+
+def test_an_op_keeps_what_it_is_given_no_choice_of() -> None:
+    """A choice of paths leaves the slot alone: both sends still go one after the other."""
+    b = Small()
+    links, line = b.links("link", [1.0, 1.0]), b.slots("line", (1,))
+    ops = b.ops("send", (2,), bytes=4.0, slot=line[0])
+    draw = b.streams((2,))
+    b.choose(ops, draw=draw, paths=links.reshape(1, 2, 1))
+    meet(b, ops)
+    found = times(b.made(ops))
+    assert sorted(runs(found, op)[1] for op in ops) == [4.0, 8.0]
+
+
+def test_an_activity_given_twice_is_refused() -> None:
+    b = Small()
+    ops = b.ops("op", (2,), seconds=1.0)
+    b.active(ops, every=2)
+    b.active(ops[1:], every=3)
+    with pytest.raises(InputError, match=r"'op\[1\]': its activity is given twice"):
+        b.made(ops)
+
+
+def test_a_staggered_op_needs_a_group() -> None:
+    b = Small()
+    ops = b.ops("op", (1,), seconds=1.0)
+    b.stagger(ops, 2.0)
+    with pytest.raises(InputError, match="'op': starts staggered, so it needs a group"):
+        b.made(ops)
+
+
+def test_a_group_that_starves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op of better priority that never stops leaves nothing of the slot to the other."""
+    monkeypatch.setattr(engine, "STARVED", 10)
+    monkeypatch.setattr(engine, "_INSTANTS", 100)
+    b = GraphBuilder()
+    device, line = b.slots("device", (2,)), b.slots("line", (1,))
+    greedy = b.ops("greedy", (2,), seconds=1.0, slot=line[0], priority=0)
+    poor = b.ops("poor", (1,), seconds=1.0, slot=line[0], priority=1)
+    with pytest.raises(DeadlockError, match="'poor' has run 0 times while others ran"):
+        simulate(b.build(device=device, mark=[greedy[0], poor[0]]), compiled=False)
