@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.graph import CAUSES, Floats, Ids, OpGraph
 
@@ -162,6 +161,3 @@ def measures(
         clock_gap_mean=t.gap_seconds * per_second,
         clock_gap_max=t.gap_max,
     )
-
-
-Bools = NDArray[np.bool_]

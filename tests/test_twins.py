@@ -123,9 +123,11 @@ def random_graph(shape: Shape) -> OpGraph:
             b.quorum(int(update[0]), (n + 1) // 2)
         if shape.gate == "every":
             b.every(int(update[0]), 2)
-    b.active(push, every=2 if "every" in words else 1, phase=0)
-    if "chance" in words:
-        b.active(push[:, :1], probability=0.6, draw=draws[:, :1])
+    every = 2 if "every" in words else 1
+    b.active(push[:, 1:], every=every)
+    b.active(
+        push[:, :1], every=every, probability=0.6 if "chance" in words else 1.0, draw=draws[:, :1]
+    )
     if "quantum" in words:
         b.quantum(push, 0.15)
     if "choice" in words:
