@@ -152,8 +152,11 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
                 forget_gap(run.world)
             if before is not None:
                 period = run.totals() - before
-                run.advance(done + _DEPTH)
-                cycle = critical_cycle(graph, run.world, period.time)
+                for more in (0, 1, 2, 4, _DEPTH):  # rounds until the walk back has room
+                    run.advance(done + more)
+                    cycle = critical_cycle(graph, run.world, period.time)
+                    if cycle:
+                        break
                 break
         else:
             return None

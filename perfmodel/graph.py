@@ -739,10 +739,23 @@ def _alike(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
     kind = np.zeros(len(columns[0]), np.int64)
     for values in columns:
         if len(values) and (values != values[0]).any():
-            _, codes = np.unique(values, return_inverse=True)
-            _, kind = np.unique(kind * (codes.max() + 1) + codes, return_inverse=True)
-    _, first = np.unique(kind, return_index=True)
-    return kind, first
+            codes, _ = _numbered(values)
+            kind, _ = _numbered(kind * (codes.max() + 1) + codes)
+    return _numbered(kind)
+
+
+def _numbered(values: NDArray[Any]) -> tuple[Ids, Ids]:
+    """Rank of each value among the different ones, and where each of those comes first.
+
+    As np.unique has it, which imports much that is not needed here.
+    """
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    new = np.ones(len(values), np.bool_)
+    new[1:] = ranked[1:] != ranked[:-1]
+    rank = np.empty(len(values), np.int64)
+    rank[order] = np.cumsum(new) - 1
+    return rank, order[new]
 
 
 def _at_least_one(what: str, count: int) -> int:

@@ -209,7 +209,7 @@ def make_world(
         **{name: np.full(n * len(record), np.nan) for name in _SPANS},
     )
     for name, value in (
-        ("key", key(seed)),
+        ("key", key(seed) if graph.random else 0),
         ("limit", limit),
         ("depth", depth),
         ("first_span", record.start),
@@ -478,7 +478,8 @@ class _Extras:
         self._set.append((field, ops, values))
 
     def made(self) -> NDArray[Any]:
-        having = np.unique(np.concatenate([ops for _, ops, _ in self._set]))
+        every = np.concatenate([ops for _, ops, _ in self._set])
+        having = np.flatnonzero(np.bincount(every, minlength=len(self._ops)))
         self._ops["extra"][having] = np.arange(len(having))
         extras = np.zeros(len(having), EXTRA)
         for field in EXTRA.names or ():
@@ -682,7 +683,7 @@ def _probes(
     watching = np.concatenate(ops_of).astype(_L)
     order = np.lexsort((np.repeat(np.arange(4), [len(x) for x in what]), watching))
     watched = np.concatenate(what)[order].astype(_I)
-    seen = np.unique(watching)
+    seen = np.flatnonzero(np.bincount(watching, minlength=graph.n_ops))
     extras.set("watch", seen, np.arange(len(seen)))
     watches = np.zeros(len(seen), WATCH)
     at = _starts(np.bincount(np.searchsorted(seen, watching), minlength=len(seen)))
