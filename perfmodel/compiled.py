@@ -138,7 +138,13 @@ def _functions() -> dict[str, Any]:
                 made[name] = numba.njit(**options)(copy)
     for scope in scopes:
         scope.update(made)
-    types = {"World": world_type(), "Id": numba.int64, "int": numba.int64, "float": numba.float64}
+    types = {
+        "World": world_type(),
+        "Id": numba.int64,
+        "int": numba.int64,
+        "float": numba.float64,
+        "bool": numba.boolean,
+    }
     done: set[str] = set()
 
     def compile_after_callees(name: str) -> None:

@@ -169,7 +169,7 @@ def _timer(w: World, kind: int, op: Id) -> None:
     if kind == OP_ENDS:
         _end(w, op)
     elif kind == TOKENS_ARRIVE:
-        _arrive(w, op)
+        _arrive(w, op, True)
     elif kind == FLOW_STARTS:
         _move(w, op)
     elif kind == START_DUE:
@@ -316,8 +316,9 @@ def _prepare(w: World, op: Id) -> bool:
     if iteration % x.every != x.phase:
         return False
     if x.activity >= 0:
-        part = draw(w, x.activity, iteration, 0) * (1.0 / KIND)
-        if not x.low <= part < x.high:
+        if not draw(w, x.activity, iteration, 0) * (1.0 / KIND) < x.probability:
+            return False
+        if x.among > 0 and draw(w, x.activity, iteration, 1) * x.among // KIND != x.chosen:
             return False
     if x.choice >= 0:
         a = x.alternative + draw(w, x.choice, iteration, 1) * x.alternatives // KIND
@@ -471,12 +472,16 @@ def _move(w: World, op: Id) -> None:
     o = w.ops[op]
     o.phase = MOVING
     amount = o.bytes
-    if o.extra >= 0 and w.extras[o.extra].special >= 0:
-        x = w.specials[w.extras[o.extra].special]
-        if x.left > 0.0:
-            amount = x.left
-        x.left = max(amount - x.quantum, 0.0)
-        amount = min(amount, x.quantum)
+    if o.extra >= 0:
+        extra = w.extras[o.extra]
+        if extra.stream >= 0:
+            amount *= _factor(w, extra.stream, o.taken - 1)
+        if extra.special >= 0:
+            x = w.specials[extra.special]
+            if x.left > 0.0:
+                amount = x.left
+            x.left = max(amount - x.quantum, 0.0)
+            amount = min(amount, x.quantum)
     if amount > 0.0:
         flow_starts(w, op, amount)
     else:
@@ -527,10 +532,11 @@ def _end(w: World, op: Id) -> None:
     latency = w.extras[o.extra].latency if o.extra >= 0 else 0.0
     iteration = o.taken - 1
     record = op * s.depth + (iteration & (s.depth - 1)) if s.depth > 0 else NONE
-    if o.phase == PASSING:
-        latency = 0.0
-    else:
+    active = o.phase != PASSING
+    if active:
         _release(w, op)
+    else:
+        latency = 0.0
     if s.first_span <= iteration < s.end_span:
         w.span_end[(iteration - s.first_span) * s.n_ops + op] = now
     o.phase = IDLE
@@ -539,24 +545,27 @@ def _end(w: World, op: Id) -> None:
     if latency > 0.0:
         _set_timer(w, now + latency, TOKENS_ARRIVE, op)
     else:
-        _arrive(w, op)
+        _arrive(w, op, active)
 
 
-def _arrive(w: World, op: Id) -> None:
-    """Hand the tokens of the op's oldest instance that is still on its way to who waits."""
+def _arrive(w: World, op: Id, active: bool) -> None:
+    """Hand the tokens of the op's oldest instance that is still on its way to who waits.
+
+    One that was not active raises no counter, and puts nothing into a mailbox.
+    """
     s, o = w.state[0], w.ops[op]
     record = NONE
     if s.depth > 0:
         record = op * s.depth + (w.arrived[op] & (s.depth - 1))
         w.arrived[op] += 1
     if o.extra >= 0 and w.extras[o.extra].watch >= 0:
-        _probe(w, op)
+        _probe(w, op, active)
     for k in range(o.out, w.ops[op + 1].out):
         edge = w.edges[k]
         if edge.target >= 0 or w.gate_edges[-1 - edge.target].kind == DRAIN:
             _hand(w, k, record)
         elif w.gate_edges[-1 - edge.target].kind != FROM_BATCH:
-            _to_gate(w, k, record)
+            _to_gate(w, k, record, active)
     if o.extra >= 0:
         if _is_batch(w, op):
             _unload_batch(w, op, record)
@@ -567,7 +576,7 @@ def _arrive(w: World, op: Id) -> None:
 # -- gates -------------------------------------------------------------------------------------
 
 
-def _to_gate(w: World, k: int, source: int) -> None:
+def _to_gate(w: World, k: int, source: int, active: bool) -> None:
     """A token comes along edge ``k`` to an op with a gate."""
     s, edge = w.state[0], w.gate_edges[-1 - w.edges[k].target]
     x = w.specials[w.extras[w.ops[edge.target].extra].special]
@@ -582,10 +591,12 @@ def _to_gate(w: World, k: int, source: int) -> None:
             tick = -(-s.now // x.cycle) * x.cycle
             _set_timer(w, max(tick, s.now), TICK, edge.target)
         return
+    elif edge.kind == TO_MAILBOX:
+        if active:
+            x.count += 1
+        return
     else:
         x.count += 1
-        if edge.kind == TO_MAILBOX:
-            return
     if x.open == 0 and x.count >= x.need:
         x.open = 1
         _supply(w, edge.target, source)
@@ -686,7 +697,7 @@ def _open(w: World, probe: int) -> None:
     w.stamp_count[at] = w.counters[p.counter] if p.counter >= 0 else 0
 
 
-def _probe(w: World, op: Id) -> None:
+def _probe(w: World, op: Id, active: bool) -> None:
     s, watch = w.state[0], w.watches[w.extras[w.ops[op].extra].watch]
     for k in range(watch.close, watch.rise):
         p = w.probes[w.watched[k]]
@@ -704,9 +715,10 @@ def _probe(w: World, op: Id) -> None:
             if p.group >= 0:
                 w.stale_sum[p.group] += stale
                 w.stale_count[p.group] += 1
-    for k in range(watch.rise, watch.open):
-        w.counters[w.watched[k]] += 1
-        s.raised += 1
+    if active:
+        for k in range(watch.rise, watch.open):
+            w.counters[w.watched[k]] += 1
+            s.raised += 1
     for k in range(watch.open, watch.end):
         _open(w, w.watched[k])
 

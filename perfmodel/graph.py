@@ -86,15 +86,22 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
     """Iterations in which ops (ids, any shape) are active; in the others they pass on their tokens.
 
     Active is iteration i with i % every == phase, if the draw u of (seed, ``draw``, i) has
-    low <= u < high. ``draw`` is a stream for each op, NONE where nothing is drawn.
+    u < probability and, where ``among`` is above 0, a choice among so many by that draw would be
+    number ``chosen`` (ops,). ``draw`` is a stream for each op, NONE where nothing is drawn.
     """
 
     ops: Ids
     every: int
     phase: int
-    low: float
-    high: float
+    probability: float
     draw: Ids
+    chosen: Ids
+    among: int
+
+    @property
+    def drawn(self) -> bool:
+        """Whether chance decides."""
+        return self.probability < 1.0 or self.among > 1
 
 
 class Choice(msgspec.Struct, frozen=True, eq=False):
@@ -179,7 +186,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     op_seconds : time an op takes besides moving bytes (s); it holds its slots.
     op_bytes : bytes an op moves along its route after that; 0 for none.
     op_latency_s : delay between an op's end, which frees its slots, and its successors' start.
-    op_stream : stream of the random factor of ``op_seconds``.
+    op_stream : stream of the random factor of ``op_seconds`` and ``op_bytes``.
     op_priority : who of those waiting for a slot goes first: the lowest, then the first to come.
     op_cause : index into CAUSES.
     op_stagger_s : the first instance is held back by a random part of this (s); the parts of the
@@ -256,7 +263,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             bool(np.any(self.stream_cv > 0.0))
             or self.staggered
             or any(isinstance(rule, Choice) for rule in self.rules)
-            or any(isinstance(r, Activity) and r.high - r.low < 1.0 for r in self.rules)
+            or any(isinstance(r, Activity) and r.drawn for r in self.rules)
         )
 
     @property
@@ -365,7 +372,7 @@ class GraphBuilder:
         """Add streams of random numbers, one for each iteration, independent of each other.
 
         As ``noise`` of an op a stream gives factors of mean 1 and coefficient of variation ``cv``
-        for its seconds; ops that share a stream share the factor of an iteration. As ``draw`` it
+        for its seconds and bytes; ops that share a stream share the factor of an iteration. As ``draw`` it
         decides on activity and choice.
         """
         first = self._count["stream"]
@@ -501,24 +508,32 @@ class GraphBuilder:
         phase: int = 0,
         probability: float = 1.0,
         draw: ArrayLike = NONE,
+        chosen: ArrayLike = 0,
+        among: int = 0,
     ) -> None:
-        """Let ``ops`` work every ``every``-th iteration only, or with a probability.
+        """Let ``ops`` work every ``every``-th iteration only, or by chance.
 
-        In other iterations they take no time and no slot, and pass their tokens on. Ops that are
-        active together share a stream (``draw``, broadcast against ``ops``).
+        In other iterations they take no time and no slot, raise no counter, put nothing into a
+        mailbox, and pass on their other tokens. By chance means with a probability and, with
+        ``among``, where an op that chooses among so many by the same stream takes alternative
+        ``chosen``. Ops that are active together share a stream; ``draw`` and ``chosen`` broadcast
+        against ``ops``.
 
         Raises
         ------
-        InputError : a probability outside 0 to 1, or below 1 without a stream to draw from.
+        InputError : a probability outside 0 to 1, or nothing to draw from where chance decides.
         """
         streams = np.broadcast_to(np.asarray(draw, np.int64), ops.shape).ravel()
+        which = np.broadcast_to(np.asarray(chosen, np.int64), ops.shape).ravel()
         if not 0.0 <= probability <= 1.0:
             raise InputError(f"probability must be between 0 and 1, got {probability:g}")
-        if probability < 1.0 and (streams == NONE).any():
+        if (probability < 1.0 or among > 0) and (streams == NONE).any():
             raise InputError("a probability needs a stream to draw from")
+        if among > 0 and not ((which >= 0) & (which < among)).all():
+            raise InputError(f"chosen must be from 0 to {among - 1}")
         if every < 1 or not 0 <= phase < every:
             raise InputError(f"phase must be from 0 to every - 1, got {phase} of {every}")
-        self._rules.append(Activity(ops.ravel(), every, phase, 0.0, probability, streams))
+        self._rules.append(Activity(ops.ravel(), every, phase, probability, streams, which, among))
 
     def choose(
         self,

@@ -71,8 +71,9 @@ POOL = _record(f8="service at rate limit next", i4="first n place noted _1 _2")
 GROUP = _record(i4="iterations device")
 STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
-    f8="low high quantum left per_token cycle cap",
-    i4="every phase activity choice alternative alternatives gate need count fired open",
+    f8="probability quantum left per_token cycle cap",
+    i4="every phase activity chosen among choice alternative alternatives gate need count fired "
+    "open",
 )
 ALTERNATIVE = _record(f8="latency", i4="hold holds route")
 ITEM = _record(f8="bytes", i4="edge tokens admitted loaded")
@@ -540,13 +541,15 @@ def _rules(
 
     for rule in graph.rules:
         if isinstance(rule, Activity):
-            for op, stream in zip(rule.ops.tolist(), rule.draw.tolist(), strict=True):
+            each = (rule.ops.tolist(), rule.draw.tolist(), rule.chosen.tolist())
+            for op, stream, chosen in zip(*each, strict=True):
                 of(op).update(
                     every=rule.every,
                     phase=rule.phase,
-                    low=rule.low,
-                    high=rule.high,
+                    probability=rule.probability,
                     activity=stream,
+                    chosen=chosen,
+                    among=rule.among,
                 )
         elif isinstance(rule, Quantum):
             for op in rule.ops.tolist():
@@ -601,7 +604,7 @@ def _rules(
 
 _ORDINARY = {
     "every": 1,
-    "high": 1.0,
+    "probability": 1.0,
     "quantum": np.inf,
     "activity": NONE,
     "choice": NONE,

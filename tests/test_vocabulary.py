@@ -589,6 +589,87 @@ def test_two_mailboxes_may_send_to_each_other() -> None:
     assert runs(found, mix[1], 3) == [0.0, 1.5, 1.5, 3.5, 3.5, 5.5]
 
 
+def gossip(probability: float) -> tuple[OpGraph, Ids]:
+    """One of 1 s sends to one of two others by chance, who read again and again; and who reads."""
+    b = Small()
+    step = b.ops("step", (1,), seconds=1.0)
+    stream = b.streams((1,))
+    deliver = b.ops("deliver", (2,))
+    b.active(deliver, probability=probability, draw=stream[0], chosen=[0, 1], among=2)
+    b.edge(step, deliver)
+    read = b.ops("read", (2,), seconds=0.125)
+    for k in range(2):
+        b.mailbox(int(read[k]), deliver[k], 0.5)
+    counters = b.counters(deliver)
+    b.probe("deliver", step, step, lag=1, counter=counters[:1])
+    return b.made(step), read
+
+
+@pytest.mark.parametrize("probability", [1.0, 0.25, 0.0])
+def test_a_message_reaches_the_partner_that_was_drawn_and_nobody_else(probability: float) -> None:
+    graph, read = gossip(probability)
+    n = 400
+    found = times(graph, 9 * n)
+    got = np.zeros((2, n), np.int64)
+    for k, op in enumerate(read):
+        for i in range(9 * n):
+            begin, end = found.get((int(op), i), (np.inf, np.inf))
+            if begin <= n:
+                which = int(begin - 1e-9)  # a message of second s is read in that second
+                got[k, min(which, n - 1)] += round((end - begin - 0.125) / 0.5)
+    assert got.max(initial=0) <= 1
+    assert (got.sum(axis=0) <= 1).all()
+    expected = probability * n
+    assert abs(got.sum() - expected) <= 4 * np.sqrt(n * probability * (1 - probability)) + 2
+    assert abs(got[0].sum() - expected / 2) <= 4 * np.sqrt(n * probability / 2) + 2
+
+
+def test_a_choice_and_the_activity_of_its_alternatives_agree() -> None:
+    """An op that takes one of three slots, and three ops active where it takes theirs."""
+    b = Small()
+    slots = b.slots("slot", (3,))
+    stream = b.streams((1,))
+    op = b.ops("op", (1,), seconds=1.0)
+    b.choose(op, draw=stream, slots=slots[None])
+    follow = b.ops("follow", (3,), seconds=1.0, slot=slots)
+    b.active(follow, draw=stream[0], chosen=[0, 1, 2], among=3)
+    b.edge(op, follow)
+    b.edge(follow, op, lag=1)
+    graph = b.made(op)
+    active = np.array([active_in(graph, f, 300) for f in follow])
+    assert (active.sum(axis=0) == 1).all()
+    assert active.sum(axis=1).min() > 60
+    used = simulate(graph, compiled=False).slot_utilisation[slots]
+    assert used.sum() == pytest.approx(1.0, rel=1e-6)  # the same slot for both, in turn
+
+
+def test_what_is_not_active_raises_no_counter() -> None:
+    """Steps of 1 s; what happens in every third of them is counted."""
+    b = Small()
+    step = b.ops("step", (1,), seconds=1.0)
+    event = b.ops("event", (1,))
+    b.active(event, every=3)
+    b.edge(step, event)
+    b.edge(event, step, lag=1)
+    b.probe("event", step, step, lag=3, counter=b.counters(event), group=0)
+    found = simulate(b.made(step), compiled=False)
+    assert found.staleness.tolist() == [0, found.staleness[1]]
+    assert found.updates_per_s == pytest.approx(1 / 3, rel=1e-9)
+
+
+def test_a_factor_stretches_bytes_as_it_stretches_seconds() -> None:
+    b = Small()
+    link = b.links("cores", [1.0])
+    stream = b.streams((1,), cv=0.5)
+    ops = b.ops("op", (2,), seconds=[3.0, 0.0], bytes=[0.0, 3.0], path=link, noise=stream[0])
+    meet(b, ops)
+    found = times(b.made(ops), 20)
+    for i in range(20):
+        one, other = (found[int(op), i] for op in ops)
+        assert one[1] - one[0] == pytest.approx(other[1] - other[0], rel=1e-9)
+    assert len({found[int(ops[0]), i][1] - found[int(ops[0]), i][0] for i in range(20)}) > 10
+
+
 def fused(cap_bytes: float, own_bytes: float) -> Times:
     """Items of 6, 3 and 8 bytes, ready at 0.2, 0.4 and 1.1 s; a tick each second, 10 bytes/s."""
     b = Small()
