@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from perfmodel import architectures, catalogue
-from perfmodel.architectures._parts import alike
+from perfmodel.architectures import ModelAge
+from perfmodel.architectures._workers import alike
 from perfmodel.cluster import Cluster, Link
 from perfmodel.engine import simulate, timeline
 from perfmodel.errors import InputError, number, whole_number
@@ -53,7 +54,7 @@ def make_job(
     workers: int = 1,
     arch: str = "ps",
     options: Mapping[str, Any] | None = None,
-    jitter: Jitter | float | None = None,
+    jitter: Jitter | float | str | None = None,
     stragglers: Iterable[Straggler] = (),
     start: Start | None = None,
     seed: int = 0,
@@ -67,7 +68,8 @@ def make_job(
     cluster : an object, a file, or a name of the catalogue.
     bandwidth_bytes_per_s, latency_s : replace those of every node's link.
     arch, options : name of the architecture and its options by name.
-    jitter : coefficient of variation of the workers' compute per iteration, or a Jitter.
+    jitter : coefficient of variation of the workers' compute per iteration, a Jitter, or text for
+        :meth:`Jitter.parse`.
 
     Raises
     ------
@@ -86,21 +88,17 @@ def make_job(
                 f"option {name}={given[name]}: architecture {arch!r} stands for {name}={value}"
             )
     chosen = architectures.read_options(architecture, {**preset, **given})
-    for field in architecture.options.__struct_fields__:
-        if field not in given and field not in preset:
+    for field in architecture.option_help:
+        unused = field in architecture.unused(chosen)
+        if field not in given and field not in preset and not unused:
             value = getattr(chosen, field)
             unit = dimension_of(field) or ""
-            notes.append(Assumption(field, value, unit, f"default of {architecture.name}"))
+            notes.append(Assumption(field, _finite(value), unit, f"default of {architecture.name}"))
     if start is None:
         start = "staggered" if architecture.asynchronous(chosen) else "together"
         why = "asynchronous workers drift apart" if start == "staggered" else "synchronous"
         notes.append(Assumption("start", start, "", why))
-    if isinstance(jitter, (int, float)):
-        jitter = Jitter(jitter)
-    if jitter is None:
-        notes.append(
-            Assumption("jitter", 0.0, "", "default: every iteration computes equally long")
-        )
+    spread = _jitter(jitter, resolved, notes)
     return Job(
         workload=resolved,
         cluster=where,
@@ -108,7 +106,7 @@ def make_job(
         architecture=architecture.name,
         options=chosen,
         start=start,
-        jitter=jitter,
+        jitter=spread,
         stragglers=tuple(stragglers),
         seed=seed,
         assumptions=(*resolved.assumptions, *notes),
@@ -180,6 +178,7 @@ def predict(
             by_cause={cause: part for cause, part in causes.items() if part > 0.0},
         ),
         staleness=_staleness(graph, run),
+        model_age=_model_age(job),
         clock_gap=ClockGap(run.clock_gap_mean, run.clock_gap_max),
         operation_s=_operations(graph, run),
         updates_per_s=run.updates_per_s,
@@ -235,6 +234,26 @@ def _workload(
     return catalogue.workload(
         profile, device_name=device, precision=precision, batch_size=batch_size
     )
+
+
+def _jitter(
+    given: Jitter | float | str | None, workload: Workload, notes: list[Assumption]
+) -> Jitter | None:
+    """The jitter as asked; the one measured is that of the workload."""
+    if given is None:
+        notes.append(
+            Assumption("jitter", 0.0, "", "default: every iteration computes equally long")
+        )
+        return None
+    if isinstance(given, (int, float)):
+        return Jitter(given)
+    jitter = Jitter.parse(given) if isinstance(given, str) else given
+    if jitter.kind != "measured":
+        return jitter
+    if not workload.step_cv > 0.0:
+        raise InputError(f"jitter: no spread was measured for workload {workload.name!r}")
+    notes.append(Assumption("jitter", workload.step_cv, "", "measured with the workload"))
+    return Jitter(workload.step_cv, "lognormal", jitter.scope)
 
 
 def _cluster(
@@ -294,6 +313,11 @@ def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:
         per_worker=_by_worker(graph, run.staleness_mean),
         histogram={str(value): count / total for value, count in seen.items()},
     )
+
+
+def _model_age(job: Job) -> ModelAge | None:
+    architecture, _ = architectures.find(job.architecture)
+    return architecture.model_age(job) if architecture.model_age is not None else None
 
 
 def _by_worker(graph: OpGraph, by_group: Floats) -> tuple[float, ...]:
@@ -375,6 +399,11 @@ def _notes(job: Job, memory: Memory) -> tuple[str, ...]:
     return ()
 
 
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: it is written as text, as on the command line."""
+    return "inf" if value == math.inf else value
+
+
 def _inputs(job: Job) -> dict[str, Any]:
     """What the job was made of, for its provenance."""
     w = job.workload
@@ -389,7 +418,7 @@ def _inputs(job: Job) -> dict[str, Any]:
         "cluster": msgspec.to_builtins(job.cluster),
         "workers": job.workers,
         "architecture": job.architecture,
-        "options": msgspec.to_builtins(job.options),
+        "options": {k: _finite(v) for k, v in msgspec.to_builtins(job.options).items()},
         "jitter": msgspec.to_builtins(job.jitter),
         "stragglers": msgspec.to_builtins(job.stragglers),
         "start": job.start,

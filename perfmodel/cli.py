@@ -93,7 +93,7 @@ def cli(context: click.Context) -> None:
 )
 @click.option(
     "--jitter",
-    metavar="0.1|lognormal:0.1|gamma:0.1",
+    metavar="0.1|gamma:0.1|measured",
     callback=_jitter,
     help="Random spread of compute per worker and iteration.",
 )

@@ -80,6 +80,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     core_oversubscription : all NICs together over the core's capacity; None for a core that
         never limits.
     cpu_cores : per node; bounds the update threads of a server.
+    worker_threads : threads that a worker computes with on its node's cores, which it shares with
+        servers there; None where workers compute on accelerators.
     overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
     """
 
@@ -92,6 +94,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     intra_node: Link | None = None
     core_oversubscription: float | None = None
     cpu_cores: int | None = None
+    worker_threads: int | None = None
     server: Server = Server()
     overrides: tuple[NodeOverride, ...] = ()
     source: Source
@@ -104,6 +107,15 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             number("core_oversubscription", self.core_oversubscription, at_least=1.0)
         if self.cpu_cores is not None:
             whole_number("cpu_cores", self.cpu_cores)
+        if self.worker_threads is not None:
+            whole_number("worker_threads", self.worker_threads)
+            if self.cpu_cores is None:
+                raise InputError("worker_threads: needs cpu_cores, the cores of a node")
+            if self.worker_threads > self.cpu_cores:
+                raise InputError(
+                    f"worker_threads: must be at most cpu_cores, {self.cpu_cores}, "
+                    f"got {self.worker_threads}"
+                )
         numbers = [override.node for override in self.overrides]
         for node in numbers:
             if self.nodes is not None and node >= self.nodes:

@@ -372,8 +372,8 @@ class GraphBuilder:
         """Add streams of random numbers, one for each iteration, independent of each other.
 
         As ``noise`` of an op a stream gives factors of mean 1 and coefficient of variation ``cv``
-        for its seconds and bytes; ops that share a stream share the factor of an iteration. As ``draw`` it
-        decides on activity and choice.
+        for its seconds and bytes; ops that share a stream share the factor of an iteration. As
+        ``draw`` it decides on activity and choice.
         """
         first = self._count["stream"]
         size = math.prod(shape)

@@ -21,41 +21,50 @@ MOST_WORKERS = 1_000_000
 MOST_JITTER = 10.0
 """Coefficient of variation beyond which no iteration time is like another."""
 
-JITTER_KINDS = ("lognormal", "gamma")
+JITTER_KINDS = ("lognormal", "gamma", "measured")
+JITTER_SCOPES = ("iteration", "op")
 
 Start = Literal["together", "staggered"]
 
 
 class Jitter(msgspec.Struct, frozen=True):
-    """Random factor of mean 1 on all compute of a worker's iteration.
+    """Random factor of mean 1 on the compute of a worker.
 
-    ``cv`` is its coefficient of variation; ``kind`` its distribution (lognormal or gamma).
+    ``cv`` is its coefficient of variation; ``kind`` its distribution: lognormal, gamma, or measured
+    (lognormal, with the spread that the workload's profile has). ``scope`` says whether one factor
+    holds for a whole *iteration*, or each *op* has its own.
     """
 
-    cv: float
+    cv: float = 0.0
     kind: str = "lognormal"
+    scope: str = "iteration"
 
     def __post_init__(self) -> None:
         number("jitter", self.cv, at_most=MOST_JITTER)
         if self.kind not in JITTER_KINDS:
             raise unknown_name("jitter distribution", self.kind, JITTER_KINDS)
+        if self.scope not in JITTER_SCOPES:
+            raise unknown_name("jitter scope", self.scope, JITTER_SCOPES)
 
     @classmethod
     def parse(cls, text: str) -> Jitter:
-        """Read ``0.1``, ``lognormal:0.1`` or ``gamma:0.1``.
+        """Read ``0.1``, ``lognormal:0.1``, ``gamma:0.1`` or ``measured``; ``:op`` may follow.
 
-        >>> Jitter.parse("gamma:0.1")
-        Jitter(cv=0.1, kind='gamma')
+        >>> Jitter.parse("gamma:0.1:op")
+        Jitter(cv=0.1, kind='gamma', scope='op')
         """
-        kind, _, cv = text.rpartition(":")
+        parts = text.split(":")
+        scope = parts.pop() if parts[-1] in JITTER_SCOPES else "iteration"
+        if parts == ["measured"]:
+            return cls(kind="measured", scope=scope)
         try:
-            value = float(cv)
-        except ValueError:
+            value = float(parts.pop())
+        except (ValueError, IndexError):
             raise InputError(
                 f"jitter: cannot read {text!r}; expected a coefficient of variation such as 0.1, "
-                "lognormal:0.1 or gamma:0.1"
+                "lognormal:0.1 or gamma:0.1, or measured"
             ) from None
-        return cls(value, kind or "lognormal")
+        return cls(value, ":".join(parts) or "lognormal", scope)
 
 
 class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

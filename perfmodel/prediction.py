@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perfmodel.architectures import ModelAge
 from perfmodel.errors import InputError
 from perfmodel.provenance import Assumption, Provenance
 
@@ -126,6 +127,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     compute_s : mean time a device computes per iteration.
     exposed_communication_s : per iteration, time a device waits for the network or a server.
     operation_s : mean duration, queueing included, of push (until applied), update, pull, ...
+    model_age : local steps since a worker's last exchange, for architectures that exchange models.
     updates_per_s : updates of the model per second.
     quality : *measured* if every compute time was measured as used, else *estimated*.
     """
@@ -145,6 +147,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     exposed_communication_s: float
     idle_fraction: Idle
     staleness: Staleness | None
+    model_age: ModelAge | None
     clock_gap: ClockGap
     operation_s: dict[str, float]
     updates_per_s: float

@@ -70,6 +70,10 @@ def prediction(p: Prediction) -> None:
         table.add_row(
             "staleness", f"{s.mean:.3g} updates", f"median {s.p50}, p90 {s.p90}, at most {s.max}"
         )
+    if p.model_age is not None:
+        age = p.model_age
+        text = f"p90 {age.p90}, an exchange every {age.exchange_every:.3g} steps"
+        table.add_row("model age", f"{age.mean:.3g} steps", text)
     operations = ", ".join(f"{n} {quantity(s, 's')}" for n, s in p.operation_s.items())
     if operations:
         table.add_row("mean times", operations, f"{p.updates_per_s:.4g} model updates/s")
@@ -171,8 +175,8 @@ def _show_architecture(name: str) -> None:
     out.print("\n[dim]options (--option NAME=VALUE)[/]")
     table = _table("option", "default", "")
     defaults = architecture.options()
-    for field in architecture.options.__struct_fields__:
-        table.add_row(field, str(getattr(defaults, field)), escape(architecture.option_help[field]))
+    for field, meaning in architecture.option_help.items():
+        table.add_row(field, str(getattr(defaults, field)), escape(meaning))
     out.print(table)
     out.print("\n[dim]assumptions[/]")
     for assumption in architecture.assumptions:

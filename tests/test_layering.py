@@ -24,7 +24,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("noise", "measures", "sharing"),
     ("costs", "buckets"),
     ("architectures", "eventloop"),
-    ("architectures._parts", "world"),
+    ("architectures._network", "architectures._workers", "world"),
+    ("architectures._messages",),
     ("compiledworld", "critical", "steady"),
     ("compiled",),
     ("engine", "architectures.*"),
@@ -204,8 +205,8 @@ def test_canary_a_planted_import_is_reported(module: str, source: str, expected:
     [
         ("job", "from perfmodel.cluster import Cluster"),
         ("provenance", "from perfmodel import __version__"),
-        ("architectures.ps", "from . import _parts, Architecture"),
-        ("architectures.ps", "from perfmodel.architectures._parts import add_workers"),
+        ("architectures.ps", "from . import _workers, Architecture"),
+        ("architectures.ps", "from perfmodel.architectures._workers import add_workers"),
         ("profiler", "from . import profile"),
     ],
 )

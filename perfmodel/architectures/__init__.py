@@ -7,8 +7,9 @@ takes: the command line, the listings and the conformance tests follow.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -27,11 +28,14 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     options : msgspec struct of the options, every field with a default.
     build : the fine-grained op graph of one job.
     fold : the same with one worker that stands for all of them, for jobs whose workers are alike
-        (_parts.alike); None, or returns None, where one worker cannot stand for all.
+        (_workers.alike); None, or returns None, where one worker cannot stand for all.
     asynchronous : whether a job with these options lets workers drift apart.
     server_bytes : memory need of one server of a job (bytes); None where there is no server.
     assumptions : what the model takes for granted, one sentence each.
     source : where the semantics are described.
+    unused : names of the options that have no effect, given the others.
+    model_age : for architectures that exchange models, how many local steps one is from the last
+        exchange; None, or returns None, where each step works on a model of its own time.
     aliases : other names, each with the options it stands for.
     """
 
@@ -46,6 +50,20 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     option_help: Mapping[str, str]
     aliases: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
+    unused: Callable[[Any], Collection[str]] = lambda options: ()
+    model_age: Callable[[Job], ModelAge | None] | None = None
+
+
+class ModelAge(msgspec.Struct, frozen=True):
+    """Local steps that a worker's model is from its last exchange.
+
+    ``exchange_every`` is the mean number of steps between exchanges; ``mean`` and ``p90`` are of the
+    age with which a step begins.
+    """
+
+    exchange_every: float
+    mean: float
+    p90: int
 
 
 def names() -> list[str]:
@@ -97,7 +115,9 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Any:
                 f"(it has: {', '.join(fields)})"
             )
         dimension = dimension_of(name)
-        if isinstance(value, str) and dimension and not _is_number(value):
+        if value == "inf" and fields[name].type is float:
+            value = math.inf
+        elif isinstance(value, str) and dimension and not _is_number(value):
             value = parse(value, dimension, name)
         values[name] = value
     try:

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures import Architecture
-from perfmodel.architectures._parts import Network, add_workers, stagger_s
+from perfmodel.architectures._network import Network
+from perfmodel.architectures._workers import add_optimizer, add_workers, stagger_s
 from perfmodel.buckets import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets
 from perfmodel.costs import ring_allreduce_bytes, ring_allreduce_steps
 from perfmodel.errors import InputError, number, whole_number
@@ -60,19 +61,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     options: Options = job.options
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
-    n = len(workers.node)
-    optimizer = b.ops(
-        "optimizer",
-        (n,),
-        seconds=[job.slowdown(w) * job.workload.optimizer_s for w in range(n)],
-        slot=workers.device,
-        group=workers.index,
-        cause="straggler",
-        noise=workers.noise,
-        axes=(("worker", None),),
-    )
-    b.edge(workers.backward[:, 0], optimizer)
-    b.edge(optimizer, workers.forward[:, 0], lag=1)
+    optimizer = add_optimizer(b, job, workers)
     if job.workers > 1:
         sizes, last_layer = buckets_of(job.workload, options)
         ready = workers.backward[:, last_layer if options.overlap else [0] * len(sizes)]

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures import Architecture
-from perfmodel.architectures._parts import Network, Workers, add_workers, stagger_s
+from perfmodel.architectures._network import Network
+from perfmodel.architectures._workers import Workers, add_workers, stagger_s
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
