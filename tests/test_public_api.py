@@ -79,6 +79,7 @@ PREDICTION: dict[str, Any] = {
         "per_worker": [NUMBER],
         "histogram": NUMBERS_BY_NAME,
     },
+    "model_age": NOTHING,
     "clock_gap": {"mean": NUMBER, "max": WHOLE},
     "operation_s": NUMBERS_BY_NAME,
     "updates_per_s": NUMBER,

@@ -57,8 +57,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 class ModelAge(msgspec.Struct, frozen=True):
     """Local steps that a worker's model is from its last exchange.
 
-    ``exchange_every`` is the mean number of steps between exchanges; ``mean`` and ``p90`` are of the
-    age with which a step begins.
+    ``exchange_every`` is the mean number of steps between exchanges; ``mean`` and ``p90`` are of
+    the age with which a step begins.
     """
 
     exchange_every: float
