@@ -42,8 +42,9 @@ KIND = 1 << 32
 SAME_INSTANT = 1.0 + 2.0**-46
 """Times that differ by less than this factor are one instant: what happens at once by design
 would otherwise be torn apart by rounding. A power of two, so that it scales exactly."""
-CAUSES = 6
-"""As many as graph.CAUSES."""
+CAUSES, BOUND = 6, 3
+"""As many as graph.CAUSES, and the place there of the cause that is not followed any further back:
+who is held up by a bound waits for the bound, whatever the others are doing meanwhile."""
 
 Id = int
 World = Any
@@ -779,6 +780,8 @@ def _attribute(w: World, group: int, until: float, record: int) -> None:
         if record == NONE or w.history[record].ready > end:  # a later instance took its place
             break
         cause = w.cause[record // s.depth]
+        if cause == BOUND:
+            break
         ready = w.history[record].ready
         w.waits[waits + cause] += end - max(ready, until)
         end = ready

@@ -290,6 +290,13 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             return self.route_links[:0]
         return self.route_links[self.route_start[route] : self.route_start[route + 1]]
 
+    def path_units(self, op: int) -> Floats:
+        """How much of each of these links' capacity a unit of the op's rate takes."""
+        route = self.op_route[op]
+        if route == NONE:
+            return self.route_units[:0]
+        return self.route_units[self.route_start[route] : self.route_start[route + 1]]
+
     def held(self, op: int) -> Refs:
         """The slots an op holds."""
         return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]

@@ -131,34 +131,34 @@ def test_a_colocated_server_spares_its_own_worker_the_network() -> None:
     }
 
 
-def test_split_cuts_large_tensors_and_greedy_balances_whole_ones() -> None:
+def test_large_tensors_are_cut_and_whole_ones_balanced_by_bytes() -> None:
     work = workload([1.0] * 4, [1.0] * 4, [10.0, 100.0, 30.0, 25.0])
     split = slices_of(work, Options(servers=2, split_above_bytes=50))
     assert split.layer.tolist() == [3, 2, 1, 1, 0]
     assert split.bytes.tolist() == [25.0, 30.0, 50.0, 50.0, 10.0]
-    greedy = slices_of(work, Options(servers=2, sharding="greedy"))
-    held = np.bincount(greedy.server, greedy.bytes)
+    uncut = slices_of(work, Options(servers=2, split_above_bytes=float("inf")))
+    held = np.bincount(uncut.server, uncut.bytes)
     assert sorted(held.tolist()) == [65.0, 100.0]
 
 
 def test_a_hot_server_holding_one_huge_tensor_shows() -> None:
     work = workload([1.0, 1.0], [1.0, 1.0], [10.0, 1000.0])
-    greedy, split = (
+    hot, spread = (
         predict(
             job(
                 work,
                 cluster(100.0),
                 4,
                 "ps",
-                {"servers": 4, "sharding": s, "split_above_bytes": 50},
+                {"servers": 4, "split_above_bytes": bound},
             )
         )
-        for s in ("greedy", "split")
+        for bound in (float("inf"), 50)
     )
-    assert greedy.iteration_s > 2 * split.iteration_s
-    into = [u for n, u in greedy.utilisation.links.items() if "into" in n and "server" in n]
+    assert hot.iteration_s > 2 * spread.iteration_s
+    into = [u for n, u in hot.utilisation.links.items() if "into" in n and "server" in n]
     assert max(into) > 50 * min(into)
-    assert "server 0" in greedy.bottleneck.resource
+    assert "server 0" in hot.bottleneck.resource
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

@@ -7,6 +7,8 @@ The folder holds ``results.jsonl`` (configuration and measurement of every run),
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,10 @@ GROUPS = {
     ("ring_ddp", "bsp"): "testbed/ring",
     ("ps", "bsp"): "testbed/ps_bsp",
     ("ps", "async"): "testbed/ps_async",
+    ("ps", "ssp"): "testbed/ps_ssp",
+    ("mxnet_ps", "bsp"): "testbed/mxnet_bsp",
+    ("mxnet_ps", "async"): "testbed/mxnet_async",
+    ("p2p", "bsp"): "testbed/p2p",
 }
 """Groups of the architectures that can be predicted so far."""
 
@@ -74,13 +80,14 @@ def job_of(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any
     """The job that a run's configuration describes."""
     jitter = config.get("jitter")
     straggler = config.get("straggler")
-    ring = config["arch"] == "ring_ddp"
+    hop_s = _ring_hop_s(config, gloo) if config["arch"] == "ring_ddp" else net["rtt_s"] / 2
+    arch, options = ARCHITECTURES[config["arch"]]
     return make_job(
         workload=_workload(config),
-        cluster=_cluster(config, net, _ring_hop_s(config, gloo) if ring else net["rtt_s"] / 2),
+        cluster=_cluster(config, net, hop_s),
         workers=config["n_workers"],
-        arch="ring" if ring else "ps",
-        options=_ring_options(config) if ring else _ps_options(config),
+        arch=arch,
+        options=options(config),
         jitter=Jitter(jitter["cv"], jitter["kind"]) if jitter else None,
         stragglers=[Straggler(straggler["rank"], straggler["factor"])] if straggler else [],
         seed=config["seed"],
@@ -136,12 +143,30 @@ def _ps_options(config: dict[str, Any]) -> dict[str, Any]:
         "sync": "asp" if config["sync"] == "async" else config["sync"],
         "servers": config["n_servers"],
         "duplex": True,
-        "overlap": config["push"] == "layer" and config["pull"] == "layer",
-        "sharding": config.get("sharding", "greedy"),
     }
-    if config.get("split_bound_bytes") is not None:
-        options["split_above_bytes"] = config["split_bound_bytes"]
-    return options
+    if config["sync"] == "ssp":
+        options["staleness_bound"] = config["ssp_bound"]
+    if config["arch"] == "mxnet_ps":
+        bound = config["bigarray_bound_elements"] * 4 - 1  # arrays of the bound itself are split
+        return options | {"sharding": "hash", "split_above_bytes": bound}
+    split = config.get("sharding") == "split"
+    return options | {
+        "overlap": config["push"] == "layer" and config["pull"] == "layer",
+        "split_above_bytes": config["split_bound_bytes"] if split else math.inf,
+    }
+
+
+def _p2p_options(config: dict[str, Any]) -> dict[str, Any]:
+    return {"overlap": config["pull"] == "layer"}
+
+
+ARCHITECTURES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "ring_ddp": ("ring", _ring_options),
+    "ps": ("ps", _ps_options),
+    "mxnet_ps": ("ps", _ps_options),
+    "p2p": ("p2p", _p2p_options),
+}
+"""Architecture and options of each kind of run."""
 
 
 def _name(config: dict[str, Any]) -> str:

@@ -112,8 +112,8 @@ COMPRESSION_HELP = {
 }
 
 
-class Transmission(msgspec.Struct, frozen=True):
-    """Options of who may send when on a connection, a part of an architecture's options."""
+class Transmission(Compression, frozen=True):
+    """Options of compression, and of who may send when on a connection."""
 
     transmission: Literal["fifo", "quantum", "shared", "priority"] = "fifo"
     quantum_bytes: float = 65536.0
@@ -121,6 +121,7 @@ class Transmission(msgspec.Struct, frozen=True):
     credit_bytes: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         number("quantum_bytes", self.quantum_bytes, above=0.0)
         if self.partition_bytes != math.inf:
             number("partition_bytes", self.partition_bytes, above=0.0)
@@ -133,8 +134,8 @@ class Transmission(msgspec.Struct, frozen=True):
 
     @property
     def unused(self) -> set[str]:
-        """Options that have no effect with this transmission."""
-        return set() if self.transmission == "quantum" else {"quantum_bytes"}
+        """Options that have no effect, given the others."""
+        return super().unused | (set() if self.transmission == "quantum" else {"quantum_bytes"})
 
     def priority(self, layer: Ids) -> Ids:
         """Who goes first among messages of these layers: those that the next forward needs first,
@@ -170,4 +171,5 @@ TRANSMISSION_HELP = {
     "quantum_bytes": "piece that a message sends at its turn, with transmission=quantum",
     "partition_bytes": "larger messages are cut into parts of at most this size",
     "credit_bytes": "bytes that may be under way at once on a connection; 0: one message",
+    **COMPRESSION_HELP,
 }

@@ -2,36 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Collection
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from perfmodel.architectures import Architecture
+from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
 from perfmodel.architectures._network import Network
 from perfmodel.architectures._workers import Workers, add_workers, stagger_s
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
-from perfmodel.workload import Workload, expanded
+from perfmodel.workload import Workload
 
 MOST_SERVERS = 10_000
 """Servers of one job; more is taken for a slip of the keyboard."""
 
+HASH = 9973
+"""Factor by which MXNet's KVStore spreads keys over servers (kvstore_dist.h, EncodeDefaultKey)."""
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class Options(Transmission, frozen=True, forbid_unknown_fields=True):
     """Options of the parameter server; the registry entry below says what each means."""
 
-    sync: Literal["bsp", "asp"] = "bsp"
+    sync: Literal["bsp", "asp", "ssp"] = "bsp"
+    staleness_bound: float = 3.0
     servers: int = 1
     overlap: bool = True
     duplex: bool = False
-    sharding: Literal["split", "greedy"] = "split"
+    sharding: Literal["bytes", "hash"] = "bytes"
     split_above_bytes: float = 4e6
+    local_aggregation: bool = False
+    backup_workers: int = 0
+    softsync: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         whole_number("servers", self.servers, at_most=MOST_SERVERS)
-        number("split_above_bytes", self.split_above_bytes)
+        if self.split_above_bytes != math.inf:
+            number("split_above_bytes", self.split_above_bytes)
+        bound = self.staleness_bound
+        if bound != math.inf and (number("staleness_bound", bound) != int(bound)):
+            raise InputError(f"staleness_bound: expected a whole number or inf, got {bound:g}")
+        whole_number("backup_workers", self.backup_workers, at_least=0)
+        whole_number("softsync", self.softsync)
+        for name, used, needs in (
+            ("local_aggregation", self.local_aggregation, self.sync == "bsp"),
+            ("backup_workers", self.backup_workers > 0, self.sync == "bsp"),
+        ):
+            if used and not needs:
+                raise InputError(f"{name}: needs sync=bsp, got sync={self.sync}")
+        if self.softsync > 1 and self.sync != "asp":
+            raise InputError(f"softsync: needs sync=asp, got sync={self.sync}")
+        if self.backup_workers > 0 and (self.duplex or self.local_aggregation):
+            other = "duplex" if self.duplex else "local_aggregation"
+            raise InputError(f"backup_workers: cannot be combined with {other}")
+        if self.local_aggregation and self.compression != "none":
+            raise InputError("local_aggregation: cannot be combined with compression")
+
+    @property
+    def unused(self) -> set[str]:
+        """Options that have no effect, given the others."""
+        found = super().unused
+        if self.sync != "ssp":
+            found |= {"staleness_bound"}
+        return found | ({"split_above_bytes"} if self.servers == 1 else set())
 
 
 class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -44,128 +82,336 @@ class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     layer: Ids
     server: Ids
     bytes: Floats
-    tensors: Ids
+    tensors: Floats
 
 
 def slices_of(workload: Workload, options: Options) -> Slices:
-    """Cut and place a workload's tensors; what one layer has on one server travels together.
+    """Place a workload's tensors; what one layer has on one server travels together.
 
-    *split* cuts tensors of more than ``split_above_bytes`` evenly over all servers. What is not
-    cut goes whole, the largest first, to the server with the fewest bytes so far.
+    Tensors of more than ``split_above_bytes`` are cut evenly over all servers. The others go whole:
+    by *hash* of their number, or, the largest first, to the server with the fewest *bytes* so far.
+    Slices larger than ``partition_bytes`` are then cut evenly.
     """
-    tensors = [
-        (i, size)
-        for i, layer in reversed(list(enumerate(expanded(workload).layers)))
-        for size in layer.tensor_bytes
-    ]
+    tensors = tensors_of(workload)
     servers = options.servers
-    cut = options.sharding == "split" and servers > 1
-    load = [0.0] * servers
-    home: dict[int, int] = {}
-    for t in sorted(range(len(tensors)), key=lambda t: -tensors[t][1]):
-        size = tensors[t][1]
-        if not (cut and size > options.split_above_bytes):
-            home[t] = min(range(servers), key=lambda s: load[s])
-            load[home[t]] += size
+    cut = tensors.bytes > options.split_above_bytes if servers > 1 else tensors.bytes < 0.0
+    whole = np.flatnonzero(~cut)
+    home = tensors.key * HASH % servers
+    if options.sharding == "bytes":
+        load = np.bincount([], minlength=servers) + tensors.bytes[cut].sum() / servers
+        for t in whole[np.argsort(-tensors.bytes[whole], kind="stable")]:
+            home[t] = load.argmin()
+            load[home[t]] += tensors.bytes[t]
     held: dict[tuple[int, int], list[float]] = {}
-    for t, (i, size) in enumerate(tensors):
-        parts = [home[t]] if t in home else range(servers)
-        for s in parts:
-            held.setdefault((i, s), []).append(size / len(parts))
+    for t, layer in enumerate(tensors.layer.tolist()):
+        parts = range(servers) if cut[t] else (int(home[t]),)
+        for server in parts:
+            held.setdefault((layer, server), []).append(tensors.bytes[t] / len(parts))
     where = np.array(list(held))
+    size = np.array([sum(parts) for parts in held.values()])
+    count = np.array([len(parts) for parts in held.values()], np.float64)
+    times = np.maximum(np.ceil(size / options.partition_bytes), 1.0).astype(np.int64)
     return Slices(
-        layer=where[:, 0],
-        server=where[:, 1],
-        bytes=np.array([sum(parts) for parts in held.values()]),
-        tensors=np.array([len(parts) for parts in held.values()]),
+        layer=np.repeat(where[:, 0], times),
+        server=np.repeat(where[:, 1], times),
+        bytes=np.repeat(size / times, times),
+        tensors=np.repeat(np.maximum(count / times, 1.0), times),
     )
+
+
+class Pushers(msgspec.Struct, frozen=True, eq=False):
+    """Who talks to the servers: every worker, or the first of each node for all of that node.
+
+    ``worker`` (pushers,) are worker numbers; ``of`` (workers,) is the pusher of each worker.
+    """
+
+    worker: Ids
+    of: Ids
+
+    @property
+    def others(self) -> Ids:
+        """Workers that talk to the servers through another."""
+        return np.setdiff1d(np.arange(len(self.of)), self.worker)
+
+
+def _pushers(workers: Workers, options: Options) -> Pushers:
+    if not options.local_aggregation:
+        return Pushers(workers.index, workers.index)
+    _, first, of = np.unique(workers.node, return_index=True, return_inverse=True)
+    return Pushers(first, of)
 
 
 def build(job: Job) -> OpGraph:
     """The op graph: forward, backward, push, update, pull of every slice of every worker."""
-    options: Options = job.options
-    if job.cluster.nodes is not None:
-        nodes = job.cluster.node_of_server(options.servers - 1, job.workers) + 1
-        if nodes > job.cluster.nodes:
-            raise InputError(
-                f"servers: {options.servers} dedicated servers beside {job.workers} workers do "
-                f"not fit on cluster {job.cluster.name!r} ({job.cluster.nodes} nodes)"
-            )
-    b = GraphBuilder()
-    workers = add_workers(b, job)
-    slices = slices_of(job.workload, options)
-    n, width = job.workers, len(slices.bytes)
-    home = np.array([job.cluster.node_of_server(s, n) for s in range(options.servers)])
-    network = Network(b, job.cluster, _node_names(int(workers.node.max()) + 1, home.tolist()))
-    node, server_node = workers.node[:, None], home[slices.server]
-    layer_names = tuple(workers.layer_names[i] for i in slices.layer)
-    worker_axis = ("worker", None)
-    axes = (worker_axis, ("slice", layer_names))
-    group = workers.index[:, None]
+    return _Builder(job).graph()
 
-    def connections(label: str) -> Ids:
-        slots = b.slots(
-            label,
-            (n, options.servers),
-            place=workers.node[:, None],
-            axes=(worker_axis, ("server", None)),
+
+class _Builder:
+    """The parts of a parameter server's graph, which share shapes: (pushers, slices)."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.options = job, job.options
+        _fits(job)
+        b = self.b = GraphBuilder()
+        servers = range(self.options.servers)
+        self.home = np.array([job.cluster.node_of_server(s, job.workers) for s in servers])
+        worker_nodes = job.cluster.nodes_for(job.workers)
+        nodes = max(worker_nodes, int(self.home.max()) + 1)
+        self.workers = add_workers(b, job, nodes=nodes)
+        self.pushers = _pushers(self.workers, self.options)
+        self.slices = slices_of(job.workload, self.options)
+        self.sent = self.options.sent_bytes(self.slices.bytes)
+        self.network = Network(b, job.cluster, _node_names(worker_nodes, self.home.tolist()))
+        self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
+        self.shape = (len(self.pushers.worker), len(self.slices.bytes))
+        self.group = self.pushers.worker[:, None]
+
+    def graph(self) -> OpGraph:
+        b, options, workers = self.b, self.options, self.workers
+        ready = self._gradients()
+        push, update, pull = self._push(), self._update(), self._pull()
+        b.edge(ready, push)
+        self._applies(push, update)
+        arrived = self._parameters(pull)
+        self._steps(push, arrived)
+        fresh = self._replies(update, pull)
+        first = workers.forward[:, :1] if options.duplex else pull
+        b.stagger(first, stagger_s(self.job)[self.pushers.worker][:, None] + np.zeros(first.shape))
+        self._probes(push, update, pull, fresh)
+        return b.build(device=workers.device, mark=workers.backward[:, 0])
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _gradients(self) -> Ids:
+        """Ops that end each slice's gradient, summed over a node's workers where that is asked."""
+        b, workers, slices = self.b, self.workers, self.slices
+        dense = np.zeros(len(workers.layer_names))
+        np.add.at(dense, slices.layer, slices.bytes)
+        made = self.options.encoded(b, workers, dense)
+        ready = made[:, slices.layer] if self.options.overlap else made[:, :1]
+        leaders = ready[self.pushers.worker]
+        if not len(self.pushers.others):
+            return np.broadcast_to(leaders, self.shape)
+        gather = self._inside("gather")
+        b.edge(ready[self.pushers.others], gather)
+        summed = b.ops(
+            "node's gradient",
+            self.shape,
+            group=self.group,
+            axes=(("worker", None), ("slice", self.names)),
         )
-        return slots[:, slices.server]
+        b.edge(leaders, summed)
+        b.edge(gather, summed[self.pushers.of[self.pushers.others]])
+        return summed
 
-    push = b.ops(
-        "push",
-        (n, width),
-        bytes=slices.bytes,
-        path=network.path(node, server_node),
-        latency_s=network.latency_s(node, server_node),
-        slot=connections("push connection of"),
-        group=group,
-        axes=axes,
-    )
-    threads = b.slots(
-        "update threads of",
-        (options.servers,),
-        capacity=job.cluster.update_threads,
-        place=home,
-        axes=(("server", None),),
-    )
-    cost = job.cluster.server
-    update = b.ops(
-        "update",
-        (n, width),
-        group=group,
-        cause="server",
-        slot=threads[slices.server],
-        seconds=cost.update_per_tensor_s * slices.tensors + cost.update_per_byte_s * slices.bytes,
-        axes=axes,
-    )
-    # pulls go in forward order: lower ids, which win ties, to the layers that forward needs first
-    pull = b.ops(
-        "pull",
-        (n, width),
-        bytes=slices.bytes[::-1],
-        path=network.path(server_node[::-1], node),
-        latency_s=network.latency_s(server_node[::-1], node),
-        slot=connections("pull connection of")[:, ::-1],
-        group=group,
-        axes=(worker_axis, ("slice", layer_names[::-1])),
-    )[:, ::-1]
-    if options.overlap or options.duplex:
-        b.edge(push, update)
-    else:  # phases: nothing is applied before the whole gradient is in
-        pushed = b.ops("pushed", (n,), group=workers.index, axes=axes[:1])
-        b.edge(push, pushed[:, None])
-        b.edge(pushed[:, None], update)
-    _join(b, options, workers, slices, push, pull)
-    fresh = _synchronise(b, options, update, pull, layer_names)
-    first = workers.forward[:, :1] if options.duplex else pull
-    b.stagger(first, np.broadcast_to(stagger_s(job)[:, None], first.shape))
-    counter = b.counters(fresh)
-    b.probe("staleness", fresh, fresh, lag=1, counter=counter, group=group)
-    b.probe("push", push, np.broadcast_to(fresh, push.shape), at_ready=True, group=group)
-    b.probe("update", update, update, at_ready=True, group=group)
-    b.probe("pull", pull, pull, at_ready=True, group=group)
-    return b.build(device=workers.device, mark=workers.backward[:, 0])
+    def _parameters(self, pull: Ids) -> Ids:
+        """Ops after which each worker has the new parameters, (workers, slices)."""
+        if not len(self.pushers.others):
+            return pull
+        arrived = pull[self.pushers.of]
+        scatter = self._inside("scatter")
+        self.b.edge(arrived[self.pushers.others], scatter)
+        arrived[self.pushers.others] = scatter
+        return arrived
+
+    def _inside(self, label: str) -> Ids:
+        """A transfer of each slice between a worker and the first of its node."""
+        node = self.workers.node[self.pushers.others][:, None]
+        return self.b.ops(
+            label,
+            (len(self.pushers.others), self.shape[1]),
+            bytes=self.slices.bytes,
+            path=self.network.path(node, node),
+            latency_s=self.network.latency_s(node, node),
+            group=self.pushers.others[:, None],
+            axes=(("worker", None), ("slice", self.names)),
+        )
+
+    def _push(self) -> Ids:
+        push = self._transfers("push", self.sent, to_servers=True)
+        self.options.finish(self.b, push)
+        return push
+
+    def _pull(self) -> Ids:
+        # in forward order: lower ids, which win ties, to the layers that forward needs first
+        pull = self._transfers("pull", self.slices.bytes, to_servers=False)
+        self.options.finish(self.b, pull)
+        return pull
+
+    def _transfers(self, label: str, size: Floats, *, to_servers: bool) -> Ids:
+        b, options, slices = self.b, self.options, self.slices
+        order = slice(None) if to_servers else slice(None, None, -1)
+        node = self.workers.node[self.pushers.worker][:, None]
+        server_node = self.home[slices.server][order]
+        ends = (node, server_node) if to_servers else (server_node, node)
+        connection, units = options.connections(
+            b,
+            f"{label} connection of",
+            (self.shape[0], options.servers),
+            size[order],
+            place=node,
+            axes=(("worker", None), ("server", None)),
+        )
+        return b.ops(
+            label,
+            self.shape,
+            bytes=size[order],
+            path=self.network.path(*ends),
+            latency_s=self.network.latency_s(*ends),
+            slot=connection[:, slices.server[order]],
+            units=units,
+            priority=options.priority(slices.layer[order]),
+            group=self.group,
+            axes=(("worker", None), ("slice", self.names[order])),
+        )[:, order]
+
+    # -- servers -------------------------------------------------------------------------------
+
+    def _update(self) -> Ids:
+        cluster, slices = self.job.cluster, self.slices
+        cost = cluster.server
+        threads = self.b.slots(
+            "update threads of",
+            (self.options.servers,),
+            capacity=cluster.update_threads,
+            place=self.home,
+            axes=(("server", None),),
+        )
+        seconds = cost.update_per_tensor_s * slices.tensors + slices.bytes * (
+            cost.update_per_byte_s + self.options.decode_per_byte_s
+        )
+        return self.b.ops(
+            "update",
+            self.shape,
+            group=self.group,
+            cause="cpu" if self.workers.processors.shared else "server",
+            slot=threads[slices.server],
+            axes=(("worker", None), ("slice", self.names)),
+            **self.workers.processors.work(seconds, self.home[slices.server], 1),
+        )
+
+    def _applies(self, push: Ids, update: Ids) -> None:
+        if self.options.overlap or self.options.duplex:
+            self.b.edge(push, update)
+        else:  # phases: nothing is applied before the whole gradient is in
+            pushed = self.b.ops(
+                "pushed", self.shape[:1], group=self.pushers.worker, axes=(("worker", None),)
+            )
+            self.b.edge(push, pushed[:, None])
+            self.b.edge(pushed[:, None], update)
+
+    def _replies(self, update: Ids, pull: Ids) -> Ids:
+        """Edges from updates to pulls; returns the ops that end an update of each slice.
+
+        Shape (1, slices) where one update is for all, else (pushers, slices).
+        """
+        b, options = self.b, self.options
+        fresh = update
+        if options.sync == "bsp":
+            fresh = self._for_all("all applied", cause="server")
+            if not options.backup_workers:
+                b.edge(update, np.broadcast_to(fresh, update.shape))
+        if options.duplex:
+            b.edge(np.broadcast_to(fresh, pull.shape), pull)
+            self._bound(update, pull, lag=0)
+        elif options.backup_workers:
+            self._quorum(update, fresh, pull)
+        else:  # one reply phase: a worker pulls once all that it waits for has been applied
+            whole = b.ops("model applied", (len(fresh),), cause="server")
+            b.edge(fresh, whole[:, None])
+            b.edge(np.broadcast_to(whole[:, None], (len(pull), 1)), pull, lag=1)
+            self._bound(whole[:, None], pull, lag=1)
+        if options.softsync > 1:
+            fresh = self._for_all("applied together", cause="server")
+            b.edge(update, np.broadcast_to(fresh, update.shape))
+            for op in fresh[0]:
+                b.every(int(op), options.softsync)
+        return fresh
+
+    def _for_all(self, label: str, cause: str) -> Ids:
+        return self.b.ops(
+            label,
+            (1, self.shape[1]),
+            cause=cause,
+            axes=(("all workers", ("all workers",)), ("slice", self.names)),
+        )
+
+    def _bound(self, applied: Ids, pull: Ids, lag: int) -> None:
+        """SSP: no reply before the slowest worker is at most ``staleness_bound`` behind."""
+        if self.options.sync != "ssp" or self.options.staleness_bound == math.inf:
+            return
+        slowest = self.b.ops(
+            "slowest worker's update",
+            (1, applied.shape[1]),
+            cause="staleness_bound",
+        )
+        self.b.edge(applied, np.broadcast_to(slowest, applied.shape))
+        lag += int(self.options.staleness_bound)
+        self.b.edge(np.broadcast_to(slowest, pull.shape), pull, lag=lag)
+
+    def _quorum(self, update: Ids, fresh: Ids, pull: Ids) -> None:
+        """Backup workers: the update waits for all but a few; the late ones' gradients are lost."""
+        b, needed = self.b, self.job.workers - self.options.backup_workers
+        if needed < 1:
+            raise InputError(
+                f"backup_workers: {self.options.backup_workers} of {self.job.workers} workers "
+                "leave nobody to wait for"
+            )
+        worker = (("worker", None),)
+        own = b.ops("gradient applied", (len(update),), group=self.pushers.worker, axes=worker)
+        b.edge(update, own[:, None])
+        enough = b.ops("enough applied", (1,), cause="server")
+        b.edge(own, enough)
+        b.quorum(int(enough[0]), needed)
+        b.edge(enough[:, None], fresh)
+        reply = b.ops("reply", (len(update),), group=self.pushers.worker, axes=worker)
+        b.edge(enough, reply, lag=1)
+        b.edge(own, reply, lag=1)
+        b.edge(reply[:, None], pull)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _steps(self, push: Ids, arrived: Ids) -> None:
+        """Edges between the communication and the computation of each worker."""
+        b, options, workers, slices = self.b, self.options, self.workers, self.slices
+        lag = int(options.duplex)  # duplex: the reply to iteration i's push serves iteration i+1
+        b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
+        if not options.duplex and 0 not in slices.layer:
+            # a first layer without parameters waits for no pull, yet a step begins with all sent
+            b.edge(push[self.pushers.of], workers.forward[:, :1], lag=1)
+        waiting = workers.forward[:, slices.layer] if options.overlap else workers.forward[:, :1]
+        b.edge(arrived, waiting, lag=lag)
+
+    def _probes(self, push: Ids, update: Ids, pull: Ids, fresh: Ids) -> None:
+        b, options = self.b, self.options
+        counter = b.counters(fresh)
+        reads_late = options.sync == "ssp" or options.softsync > 1
+        if reads_late:  # the version that is read is the one at the reply
+            lag = int(options.duplex)
+            opened, closed, at_ready = pull, update, True
+        else:
+            opened, closed, lag, at_ready = fresh, fresh, 1, False
+        b.probe(
+            "staleness",
+            opened,
+            closed,
+            lag=lag,
+            counter=counter,
+            group=self.group,
+            at_ready=at_ready,
+        )
+        b.probe("push", push, np.broadcast_to(fresh, push.shape), at_ready=True, group=self.group)
+        b.probe("update", update, update, at_ready=True, group=self.group)
+        b.probe("pull", pull, pull, at_ready=True, group=self.group)
+
+
+def _fits(job: Job) -> None:
+    nodes = job.cluster.node_of_server(job.options.servers - 1, job.workers) + 1
+    if job.cluster.nodes is not None and nodes > job.cluster.nodes:
+        raise InputError(
+            f"servers: {job.options.servers} dedicated servers beside {job.workers} workers do "
+            f"not fit on cluster {job.cluster.name!r} ({job.cluster.nodes} nodes)"
+        )
 
 
 def _node_names(worker_nodes: int, server_nodes: list[int]) -> list[str]:
@@ -179,50 +425,6 @@ def _node_names(worker_nodes: int, server_nodes: list[int]) -> list[str]:
     ]
 
 
-def _join(
-    b: GraphBuilder, options: Options, workers: Workers, slices: Slices, push: Ids, pull: Ids
-) -> None:
-    """Edges between computation and communication of each worker."""
-    lag = int(options.duplex)  # duplex: the reply to iteration i's push serves iteration i+1
-    b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
-    if not options.duplex and 0 not in slices.layer:
-        # a first layer without parameters waits for no pull, yet a step begins with all sent
-        b.edge(push, workers.forward[:, :1], lag=1)
-    if options.overlap:
-        b.edge(workers.backward[:, slices.layer], push)
-        b.edge(pull, workers.forward[:, slices.layer], lag=lag)
-    else:
-        b.edge(workers.backward[:, :1], push)
-        b.edge(pull, workers.forward[:, :1], lag=lag)
-
-
-def _synchronise(
-    b: GraphBuilder, options: Options, update: Ids, pull: Ids, layer_names: tuple[str, ...]
-) -> Ids:
-    """Edges from updates to pulls; returns the ops that end an update of each slice.
-
-    Shape (1, slices) for BSP, one update for all workers; (workers, slices) for ASP.
-    """
-    n, width = update.shape
-    fresh = update
-    if options.sync == "bsp":
-        fresh = b.ops(
-            "all applied",
-            (1, width),
-            cause="server",
-            axes=(("all workers", ("all workers",)), ("slice", layer_names)),
-        )
-        b.edge(update, np.broadcast_to(fresh, update.shape))
-    if options.duplex:
-        b.edge(np.broadcast_to(fresh, pull.shape), pull)
-        return fresh
-    # one reply phase: a worker pulls once everything it waits for has been applied
-    whole = b.ops("model applied", (len(fresh),), cause="server")
-    b.edge(fresh, whole[:, None])
-    b.edge(np.broadcast_to(whole[:, None], (n, 1)), pull, lag=1)
-    return fresh
-
-
 def server_bytes(job: Job) -> float:
     """Memory of the fullest server: parameters, optimizer state, a receive buffer per worker."""
     slices = slices_of(job.workload, job.options)
@@ -230,29 +432,48 @@ def server_bytes(job: Job) -> float:
     return float(np.bincount(slices.server, slices.bytes).max() * (1 + state + job.workers))
 
 
+def _unused(options: Any) -> Collection[str]:
+    names: set[str] = options.unused
+    return names
+
+
 ARCHITECTURE = Architecture(
     name="ps",
     title="parameter server",
     options=Options,
     build=build,
-    asynchronous=lambda options: bool(options.sync == "asp"),
+    asynchronous=lambda options: bool(options.sync != "bsp"),
     server_bytes=server_bytes,
     option_help={
-        "sync": "bsp: an update waits for every worker; asp: every push is applied at once",
+        "sync": "bsp: an update waits for every worker; asp: every push is applied at once; ssp: "
+        "asp, but no worker runs further ahead than staleness_bound",
+        "staleness_bound": "iterations that a worker may be ahead of the slowest (ssp), or inf",
         "servers": "number of servers the parameters are spread over",
         "overlap": "push a layer as soon as its gradient is ready, start it as soon as it is back",
         "duplex": "answer each pushed slice at once (MXNet) instead of one pull phase per step",
-        "sharding": "split: cut large tensors over all servers; greedy: whole tensors, balanced",
-        "split_above_bytes": "size above which sharding=split cuts a tensor",
+        "sharding": "where whole tensors go: bytes (the emptiest server) or hash (of their number)",
+        "split_above_bytes": "larger tensors are cut evenly over all servers; inf: none is cut",
+        "local_aggregation": "sum gradients inside each node first; the node pushes once (bsp)",
+        "backup_workers": "updates do not wait for so many of the slowest workers (bsp)",
+        "softsync": "gradients from any workers that make one update (asp)",
+        **TRANSMISSION_HELP,
     },
     assumptions=(
-        "one connection per worker and server and direction, one layer at a time, in order; the "
+        "one connection per worker and server and direction, one message at a time, in order; the "
         "tensors that a layer keeps on one server travel together",
         "every pushed tensor costs the server its update time, also under BSP; without overlap "
         "(and without duplex) nothing is applied before a worker's whole gradient is in",
-        "a worker's copy is the one right after its own push was applied (under ASP)",
+        "a worker's copy is the one right after its own push was applied (asp), or the one at the "
+        "reply that the bound allows (ssp)",
         "the optimizer runs on the server: the worker's optimizer time does not count",
+        "compression shrinks what is pushed; what is pulled are whole parameters",
+        "servers contend with workers for cores only where workers compute on them "
+        "(worker_threads of the cluster)",
     ),
     source="Li et al., IEEE TPDS 33(11), 2022, doi 10.1109/TPDS.2022.3151739; "
-    "Jia et al., IPCCC 2020",
+    "Jia et al., IPCCC 2020; SSP: Ho et al., NIPS 2013; backup workers: Chen et al., 2016, "
+    "arXiv 1604.00981; n-softsync: Zhang et al., IJCAI 2016, arXiv 1511.05950; priorities and "
+    "slices: Jayarajan et al., MLSys 2019, arXiv 1905.03960; credit: Peng et al., SOSP 2019, "
+    "doi 10.1145/3341301.3359642",
+    unused=_unused,
 )
