@@ -66,7 +66,7 @@ def simulate(
     A deterministic graph runs until its state recurs; what lies between is the measurement, and it
     is exact for ever. A random one runs until the 95 % confidence interval of its throughput is
     within ``rel_ci`` of it (or for MOST_ROUNDS; a graph that starts staggered is run again from
-    other starts, at most MOST_RUNS times); its warm-up is dropped.
+    other starts, at most MOST_RUNS times, and longer if need be); its warm-up is dropped.
 
     Parameters
     ----------
@@ -205,23 +205,51 @@ def _expected(done: int, wider: float, most: int) -> int:
 def _from_many_starts(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
 ) -> Measures:
+    """Runs from different starts; longer ones where these differ by more than their starts."""
+    longest = MOST_ROUNDS // MOST_RUNS
+    rounds = 0
+    while True:
+        found, ci = _runs(graph, seed, rel_ci, rounds, progress, compiled)
+        if ci <= rel_ci or not graph.noisy or rounds == longest:
+            break
+        length = sum(one.rounds for one in found) / len(found)
+        more = len(found) / MOST_RUNS * (ci / rel_ci) ** 2
+        rounds = min(round(max(more, 2.0) * length), longest)
+    together = found[0]
+    for one in found[1:]:
+        together = together + one
+    return measures(graph, together, ci_fraction=ci, runs=len(found))
+
+
+def _runs(
+    graph: OpGraph,
+    seed: int,
+    rel_ci: float,
+    rounds: int,
+    progress: Progress | None,
+    compiled: bool | None,
+) -> tuple[list[Totals], float]:
+    """Totals of runs of at least so many ``rounds`` after the warm-up, and the interval over them.
+
+    As many as it takes for the interval; half of the most where these would be too short anyway.
+    """
     found: list[Totals] = []
     ci = inf
     while len(found) < MOST_RUNS and ci > rel_ci:
         run_seed = _seeds(seed, MOST_RUNS)[len(found)]
-        expected = FEWEST_RUNS * PILOT_ROUNDS
+        expected = FEWEST_RUNS * (PILOT_ROUNDS + rounds)
         with Run(graph, run_seed, expected, compiled, depth=_FEW) as run:
             begin, _ = _warm_up(run, None)
+            run.advance(max(run.rounds, begin.rounds + rounds))
             found.append(run.totals() - begin)
         if len(found) >= FEWEST_RUNS:
             ci = ci_fraction([one.iterations_per_s(graph) for one in found])
         if progress is not None:
             runs = FEWEST_RUNS if ci == inf else _expected(len(found), ci / rel_ci, MOST_RUNS)
             progress(len(found), max(runs, len(found)))
-    together = found[0]
-    for one in found[1:]:
-        together = together + one
-    return measures(graph, together, ci_fraction=ci, runs=len(found))
+        if graph.noisy and 2 * len(found) == MOST_RUNS and ci > 2.0 * rel_ci:
+            break
+    return found, ci
 
 
 Clock = tuple[float, float]

@@ -259,9 +259,13 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     @property
     def random(self) -> bool:
         """Whether the seed matters."""
+        return self.staggered or self.noisy
+
+    @property
+    def noisy(self) -> bool:
+        """Whether chance decides anything after the start."""
         return (
             bool(np.any(self.stream_cv > 0.0))
-            or self.staggered
             or any(isinstance(rule, Choice) for rule in self.rules)
             or any(isinstance(r, Activity) and r.drawn for r in self.rules)
         )
