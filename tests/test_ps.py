@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel import Jitter, Server, Straggler, build_graph, predict
+from perfmodel import InputError, Jitter, Link, Server, Straggler, build_graph, predict
 from perfmodel.architectures.ps import Options, slices_of
-from perfmodel.engine import timeline
+from perfmodel.engine import simulate, timeline
 from perfmodel.graph import block_of
 from tests.jobs import cluster, job, workload
 
@@ -250,3 +250,332 @@ def test_update_threads_are_at_most_the_cores() -> None:
     server = Server(update_per_tensor_s=1.0, threads=8)
     where = cluster(1e6, server=server, cpu_cores=2)
     assert predict(job(ONE_LAYER, where, 4, "ps")).iteration_s == pytest.approx(4.0, rel=1e-4)
+
+
+# -- stale synchronous parallel ------------------------------------------------------------------
+
+
+def test_a_worker_runs_ahead_as_far_as_the_bound_lets_it() -> None:
+    """Steps of 2 and 8 s, bound 1: worker 0 is let into iteration i once iteration i - 2 of worker
+    1 is applied: 0, 2 s, then at 8, 16, 24 s. It waits 6 of 8 s, for the bound."""
+    late = job(
+        ONE_LAYER,
+        cluster(1e12),
+        2,
+        "ps",
+        {"sync": "ssp", "staleness_bound": 1},
+        stragglers=[Straggler(1, 4.0)],
+    )
+    graph = build_graph(late)
+    begins = [starts(graph, 0, i)["forward 0"][0] for i in range(5)]
+    assert begins == pytest.approx([0.0, 2.0, 8.0, 16.0, 24.0])
+    result = predict(late)
+    assert result.iteration_s == pytest.approx(8.0)
+    assert result.idle_fraction.per_worker == pytest.approx((0.75, 0.0))
+    assert result.idle_fraction.by_cause["staleness_bound"] == pytest.approx(0.375)
+    assert result.clock_gap.max == 2  # between the end of an iteration and its reply
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_the_bound_holds(bound: int) -> None:
+    """No worker begins an iteration more than ``bound`` ahead of what all have finished."""
+    options = {"sync": "ssp", "staleness_bound": bound}
+    graph = build_graph(
+        job(TWO_LAYERS, cluster(10.0), 3, "ps", options, jitter=Jitter(1.0), start="staggered")
+    )
+    spans = timeline(graph, iterations=40)
+    ops = {block.label: block for block in graph.ops}
+    begun: dict[tuple[int, int], float] = {}
+    applied: dict[tuple[int, int], float] = {}
+    for span in spans:
+        for label, found in (("pull", begun), ("update", applied)):
+            block = ops[label]
+            if block.first <= span.op < block.first + block.size:
+                worker = (span.op - block.first) // block.shape[1]
+                key = (worker, span.iteration)
+                found[key] = max(found.get(key, 0.0), span.start_s)
+    gaps = []
+    for (_, iteration), time in begun.items():
+        finished = min(
+            sum(applied.get((w, i), np.inf) <= time + 1e-9 for i in range(40)) for w in range(3)
+        )
+        gaps.append(iteration - finished)
+    assert max(gaps) == bound  # reached, and never exceeded
+
+
+def same_timing(one: dict[str, Any], other: dict[str, Any], **fields: Any) -> None:
+    first, second = (
+        predict(job(TWO_LAYERS, cluster(3.0, 0.01, update_per_tensor_s=0.1), 4, "ps", o, **fields))
+        for o in (one, other)
+    )
+    assert first.iteration_s == pytest.approx(second.iteration_s, rel=1e-9)
+    assert first.idle_fraction.per_worker == pytest.approx(second.idle_fraction.per_worker, abs=1e-9)
+
+
+@pytest.mark.parametrize("duplex", [False, True])
+@pytest.mark.parametrize("jitter", [None, Jitter(0.3)])
+def test_a_bound_of_zero_is_bulk_synchronous(duplex: bool, jitter: Jitter | None) -> None:
+    fields = {"jitter": jitter, "stragglers": [Straggler(2, 1.5)]}
+    ssp = {"sync": "ssp", "staleness_bound": 0, "duplex": duplex}
+    same_timing(ssp, {"sync": "bsp", "duplex": duplex}, **fields)
+
+
+@pytest.mark.parametrize("duplex", [False, True])
+@pytest.mark.parametrize("jitter", [None, Jitter(0.3)])
+def test_no_bound_is_asynchronous(duplex: bool, jitter: Jitter | None) -> None:
+    fields = {"jitter": jitter, "stragglers": [Straggler(2, 1.5)], "start": "staggered"}
+    ssp = {"sync": "ssp", "staleness_bound": "inf", "duplex": duplex}
+    same_timing(ssp, {"sync": "asp", "duplex": duplex}, **fields)
+
+
+def test_staleness_grows_with_the_bound() -> None:
+    """Missing updates are at most bound x (N - 1) each way, and none beyond the workers' pace."""
+    means = []
+    for bound in (0, 1, 4):
+        options = {"sync": "ssp", "staleness_bound": bound}
+        result = predict(
+            job(ONE_LAYER, cluster(1e9), 3, "ps", options, jitter=Jitter(0.5), start="staggered")
+        )
+        assert result.staleness is not None
+        assert result.staleness.max <= 2 * (bound + 1) * 2
+        means.append(result.staleness.mean)
+    assert means[0] < means[1] <= means[2] + 0.05
+
+
+# -- quorums -------------------------------------------------------------------------------------
+
+
+def test_an_update_goes_on_without_the_backup_workers() -> None:
+    """Steps of 2, 2 and 20 s: with one backup worker the fast two go on every 2 s, and the third
+    joins every 20 s; its gradient comes too late."""
+    options = {"backup_workers": 1}
+    late = job(ONE_LAYER, cluster(1e12), 3, "ps", options, stragglers=[Straggler(2, 10.0)])
+    rates = simulate(build_graph(late)).iterations_per_s
+    assert rates == pytest.approx([1 / 2, 1 / 2, 1 / 20], rel=1e-6)
+
+
+def test_backup_workers_take_the_order_statistic_of_the_step() -> None:
+    """With b of N spare, a step takes the (N - b)-th shortest of N times, had all begun together;
+    late ones begin late, which only shortens it for the others."""
+    plain, spare = (
+        predict(
+            job(ONE_LAYER, cluster(1e9), 6, "ps", {"backup_workers": b}, jitter=Jitter(0.5))
+        ).iteration_s
+        for b in (0, 2)
+    )
+    draws = np.sort(
+        2.0 * np.random.default_rng(1).lognormal(-np.log(1.25) / 2, np.log(1.25) ** 0.5, (20000, 6))
+    )
+    assert plain == pytest.approx(draws[:, 5].mean(), rel=0.03)
+    assert spare < draws[:, 4].mean()
+    assert spare > 2.0 * 0.9
+
+
+@pytest.mark.parametrize(("softsync", "low", "high"), [(1, 3.0, 3.0), (2, 1.0, 2.0), (4, 0.0, 1.0)])
+def test_an_update_of_several_gradients_is_rarer_and_fresher(
+    softsync: int, low: float, high: float
+) -> None:
+    """Staleness counts updates: about (N-1)/c for c gradients each; 0 or 1 for c = N."""
+    options = {"sync": "asp", "softsync": softsync}
+    work = job(ONE_LAYER, cluster(1e9), 4, "ps", options, jitter=Jitter(0.1), start="staggered")
+    result = predict(work)
+    assert result.updates_per_s == pytest.approx(4 / softsync / result.iteration_s, rel=0.02)
+    assert result.staleness is not None
+    assert low - 0.1 <= result.staleness.mean <= high + 0.1
+
+
+def test_staleness_of_exponential_steps_is_geometric() -> None:
+    """P(tau = k) = (1/N) (1 - 1/N)^k for exponential step times of N workers, mean N - 1."""
+    work = workload([1.0], [0.0], [1.0])
+    exponential = Jitter(1.0, "gamma")
+    result = predict(
+        job(work, cluster(1e12), 4, "ps", {"sync": "asp"}, jitter=exponential, start="staggered"),
+        rel_ci=0.005,
+    )
+    assert result.staleness is not None
+    for k in range(8):
+        expected = 0.25 * 0.75**k
+        assert result.staleness.histogram[str(k)] == pytest.approx(expected, rel=0.1), k
+    assert result.staleness.mean == pytest.approx(3.0, rel=0.02)
+
+
+# -- one node for several workers ----------------------------------------------------------------
+
+
+def test_local_aggregation_divides_the_servers_traffic() -> None:
+    """Two nodes of 2 devices: 2 pushes of 3 bytes reach the server rather than 4."""
+    where = cluster(devices_per_node=2, intra_node=Link(3.0))
+    graph = build_graph(job(TWO_LAYERS, where, 4, "ps", {"local_aggregation": True}))
+    moved = {graph.link_name(i): b for i, b in enumerate(graph.bytes_by_link())}
+    assert moved["link into node 2 (server 0)"] == moved["link out of node 2 (server 0)"] == 6.0
+    assert moved["link inside node 0"] == 6.0  # one worker's gradient out, its parameters back
+    plain = build_graph(job(TWO_LAYERS, where, 4, "ps"))
+    assert plain.bytes_by_link().sum() == 2 * graph.bytes_by_link()[:6].sum()
+
+
+def test_local_aggregation_by_hand() -> None:
+    """One node of 2 devices, 3 bytes/s inside, no overlap. Layer 0 is pulled from 0 to 2 s, layer 1
+    until 3 s, and passed on inside until 3 1/3. The second device computes until 7 1/3. Inside,
+    both layers share: layer 1 is summed at 8 s and pushed until 9 s, layer 0 until 11 s."""
+    where = cluster(devices_per_node=2, intra_node=Link(3.0))
+    options = {"local_aggregation": True, "overlap": False}
+    result = predict(job(TWO_LAYERS, where, 2, "ps", options))
+    assert result.iteration_s == pytest.approx(11.0)
+
+
+# -- placement and messages ----------------------------------------------------------------------
+
+
+def test_hash_places_tensors_by_their_number() -> None:
+    """MXNet: key x 9973 modulo servers, whatever the size; large arrays are cut all the same."""
+    work = workload([1.0] * 4, [1.0] * 4, [10.0, 100.0, 30.0, 25.0])
+    whole = slices_of(work, Options(servers=2, sharding="hash", split_above_bytes=float("inf")))
+    assert whole.layer.tolist() == [3, 2, 1, 0]
+    assert whole.server.tolist() == [3 * 9973 % 2, 2 * 9973 % 2, 1, 0]
+    cut = slices_of(work, Options(servers=2, sharding="hash", split_above_bytes=50))
+    assert cut.bytes.tolist() == [25.0, 30.0, 50.0, 50.0, 10.0]
+
+
+def test_partitions_cut_what_travels_together() -> None:
+    work = workload([1.0, 1.0], [1.0, 1.0], [10.0, 25.0])
+    cut = slices_of(work, Options(partition_bytes=10))
+    assert cut.layer.tolist() == [1, 1, 1, 0]
+    assert cut.bytes == pytest.approx([25 / 3] * 3 + [10.0])
+
+
+def test_partitions_let_pulls_begin_before_the_push_has_ended() -> None:
+    """Duplex: without parts, the pull of 6 bytes starts after the whole push, 12 s; in parts of 2
+    bytes the last pull starts after 6 s and ends at 8 s."""
+    work = workload([1.0], [1.0], [6.0])
+    whole, parts = (
+        predict(job(work, cluster(), 1, "ps", {"duplex": True, "partition_bytes": size}))
+        for size in ("inf", 2.0)
+    )
+    assert whole.iteration_s == pytest.approx(2.0 + 12.0)
+    assert parts.iteration_s == pytest.approx(2.0 + 8.0)
+
+
+def test_priority_sends_first_what_forward_needs_first() -> None:
+    """Layers of 4 (last), 4 and 1 bytes are ready almost together. First come, first served: the
+    first layer is back last. With priorities it follows what is already under way."""
+    work = workload([1.0] * 3, [0.1] * 3, [1.0, 4.0, 4.0])
+    graphs = {
+        t: build_graph(job(work, cluster(), 1, "ps", {"duplex": True, "transmission": t}))
+        for t in ("fifo", "priority")
+    }
+    assert starts(graphs["fifo"], 0)["push 0"] == pytest.approx((11.1, 12.1))
+    assert starts(graphs["priority"], 0)["push 0"] == pytest.approx((7.1, 8.1))
+
+
+def test_a_quantum_lets_messages_take_turns_and_sharing_sends_all_at_once() -> None:
+    """Pushes of 4 bytes from 3 s, of 2 bytes from 4 s, on one connection."""
+    work = workload([1.0] * 2, [1.0] * 2, [2.0, 4.0])
+    ends = {}
+    for transmission in ("fifo", "quantum", "shared"):
+        options = {"duplex": True, "transmission": transmission, "quantum_bytes": 1.0}
+        found = starts(build_graph(job(work, cluster(), 1, "ps", options)), 0)
+        ends[transmission] = (found["push 1"][1], found["push 0"][1])
+    assert ends["fifo"] == pytest.approx((7.0, 9.0))
+    assert ends["shared"] == pytest.approx((9.0, 8.0))
+    assert ends["quantum"] == pytest.approx((9.0, 8.0))
+
+
+def test_credit_lets_several_messages_be_under_way() -> None:
+    """Messages of 4 and 2 bytes: with credit for 6 both share the connection."""
+    work = workload([1.0] * 2, [1.0] * 2, [2.0, 4.0])
+    for credit, expected in ((0.0, (7.0, 9.0)), (4.0, (7.0, 9.0)), (6.0, (9.0, 8.0))):
+        options = {"duplex": True, "credit_bytes": credit}
+        found = starts(build_graph(job(work, cluster(), 1, "ps", options)), 0)
+        assert (found["push 1"][1], found["push 0"][1]) == pytest.approx(expected), credit
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({"compression": "top_k", "density": 0.01}, 0.02),
+        ({"compression": "dgc", "density": 0.01}, 0.015),
+        ({"compression": "quantised", "quantised_bits": 4}, 0.125),
+    ],
+)
+def test_compression_shrinks_pushes_and_not_pulls(options: dict[str, Any], share: float) -> None:
+    graph = build_graph(job(TWO_LAYERS, cluster(), 2, "ps", options))
+    moved = {graph.link_name(i): b for i, b in enumerate(graph.bytes_by_link())}
+    assert moved["link out of node 0"] == pytest.approx(3.0 * share)
+    assert moved["link into node 0"] == pytest.approx(3.0)
+
+
+def test_encoding_takes_the_workers_time_and_decoding_the_servers() -> None:
+    options = {"compression": "top_k", "overlap": False, "duplex": True}
+    plain = predict(job(TWO_LAYERS, cluster(), 1, "ps", options))
+    slow = {**options, "encode_per_byte_s": 0.5, "decode_per_byte_s": 0.25}
+    result = predict(job(TWO_LAYERS, cluster(), 1, "ps", slow))
+    # pushes take next to nothing; layer 1 is decoded first, layer 0 while layer 1 goes back
+    late = result.iteration_s - plain.iteration_s
+    assert late == pytest.approx(1.5 + 0.25, abs=0.01)
+    assert result.compute_s == pytest.approx(4.0 + 1.5)
+
+
+# -- cores ---------------------------------------------------------------------------------------
+
+
+def test_colocated_servers_take_cores_from_workers() -> None:
+    """2 cores a node, workers compute on both; updates of 1 core-second on the same node. Worker
+    alone: 4 s of computation. Its forward of 2 s shares with nothing, as BSP has phases."""
+    server = Server(placement="colocated", update_per_tensor_s=1.0)
+    cores = cluster(1e9, server=server, cpu_cores=2, worker_threads=2)
+    accelerator = cluster(1e9, server=server, cpu_cores=2)
+    work = workload([1.0], [1.0], [1.0])
+    options = {"sync": "asp"}
+    stalled, free = (
+        predict(job(work, where, 2, "ps", options, start="staggered"))
+        for where in (cores, accelerator)
+    )
+    # node 0 has 2 workers' updates of 1 core-second each per iteration besides 2 s on 2 cores
+    assert free.iteration_s == pytest.approx(3.0, rel=0.01)
+    assert stalled.iteration_s > 1.05 * free.iteration_s
+    assert "cpu" in stalled.idle_fraction.by_cause
+    assert "cpu" not in free.idle_fraction.by_cause
+
+
+def test_more_servers_on_the_same_machines_slow_a_cluster_bound_by_its_cores() -> None:
+    """Jia et al., IPCCC 2020, figure 9: each further server of a node adds to the messages that its
+    cores have to handle. On accelerators, more servers help."""
+    work = workload([0.2] * 4, [0.4] * 4, [8e6] * 4)
+    server = Server(placement="colocated", update_per_tensor_s=0.05, threads=4)
+    cores = cluster(1e8, server=server, cpu_cores=4, worker_threads=4)
+    accelerator = cluster(1e8, server=server)
+
+    def iteration_s(where: Any, servers: int) -> float:
+        return predict(job(work, where, 4, "ps", {"servers": servers})).iteration_s
+
+    assert iteration_s(cores, 4) < iteration_s(cores, 16) < iteration_s(cores, 64)
+    assert iteration_s(accelerator, 4) < iteration_s(accelerator, 1)
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sync": "ssp", "staleness_bound": -1}, "staleness_bound: must be at least 0, got -1"),
+        ({"sync": "ssp", "staleness_bound": 1.5}, "expected a whole number or inf, got 1.5"),
+        ({"sync": "asp", "local_aggregation": True}, "local_aggregation: needs sync=bsp"),
+        ({"sync": "asp", "backup_workers": 1}, "backup_workers: needs sync=bsp, got sync=asp"),
+        ({"softsync": 2}, "softsync: needs sync=asp, got sync=bsp"),
+        ({"backup_workers": 1, "duplex": True}, "backup_workers: cannot be combined with duplex"),
+        ({"compression": "top_k", "density": 0.0}, "density: must be more than 0, got 0"),
+        ({"encode_per_byte_s": 1.0}, "encode_per_byte_s: there is nothing to encode"),
+        ({"transmission": "shared", "credit_bytes": 8.0}, "credit_bytes: has no meaning with"),
+        ({"partition_bytes": 0.0}, "partition_bytes: must be more than 0, got 0"),
+        ({"sharding": "greedy"}, "option sharding of ps: expected one of bytes, hash"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job(TWO_LAYERS, cluster(), 4, "ps", options)
+
+
+def test_more_backup_workers_than_workers_are_refused() -> None:
+    with pytest.raises(InputError, match="backup_workers: 4 of 4 workers leave nobody"):
+        predict(job(TWO_LAYERS, cluster(), 4, "ps", {"backup_workers": 4}))

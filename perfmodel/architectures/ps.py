@@ -400,7 +400,9 @@ class _Builder:
             group=self.group,
             at_ready=at_ready,
         )
-        b.probe("push", push, np.broadcast_to(fresh, push.shape), at_ready=True, group=self.group)
+        alone = options.backup_workers > 0 or options.softsync > 1  # updates are not one for one
+        applied = update if alone else np.broadcast_to(fresh, push.shape)
+        b.probe("push", push, applied, at_ready=True, group=self.group)
         b.probe("update", update, update, at_ready=True, group=self.group)
         b.probe("pull", pull, pull, at_ready=True, group=self.group)
 
