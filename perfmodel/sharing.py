@@ -22,6 +22,8 @@ from __future__ import annotations
 from typing import Any
 
 NONE, MIXED = -1, -2
+CLEAN, DIRTY, DONE = range(3)
+"""Links while rates are filled: not concerned, to be filled, filled."""
 INFINITE = float("inf")
 ROUNDING = 1.0 + 1e-12
 """By how much a rate may exceed a limit that it equals but for rounding."""
@@ -108,14 +110,13 @@ def settle(w: World) -> None:
     for k in range(n):
         _load_links(w, w.changed[k])
     pools = 0
-    region = 0
+    mixed = False  # whether pools may no longer keep to themselves
     for k in range(n):
         route = w.changed[k]
         r = w.routes[route]
         r.changed = 0
         step = r.count - r.settled
         r.step = step
-        r.level = w.pools[r.home].rate if r.settled > 0 else INFINITE
         r.settled = r.count
         if r.count == 0 and r.place >= 0:
             _leave(w, route)
@@ -136,11 +137,12 @@ def settle(w: World) -> None:
                 w.pools[home].noted = 1
                 w.region_pools[pools] = home
                 pools += 1
+        elif r.first < r.last:
+            mixed = True
         else:
-            region = _add_links(w, route, region)
+            _set_own_pace(w, route)
         if r.count == 0:
             _disown(w, route)
-    mixed = region > 0  # pools may no longer keep to themselves
     for k in range(pools):
         pool = w.region_pools[k]
         p = w.pools[pool]
@@ -153,12 +155,10 @@ def settle(w: World) -> None:
         if rate <= p.limit * ROUNDING and not mixed:
             _set_rate(w, pool, rate)
             _schedule(w, pool)
-        elif w.links[pool].marked == 0:
-            w.links[pool].marked = 1
-            w.region_links[region] = pool
-            region += 1
-    if region > 0:
-        _fill(w, region, _lowest_change(w, n))
+        else:
+            mixed = True
+    if mixed:
+        _fill(w, n)
     for k in range(n):
         w.routes[w.changed[k]].step = 0
 
@@ -259,16 +259,18 @@ def _load_links(w: World, route: int) -> None:
         link = w.links[x.link]
         link.load += step * r.weight * x.units
         if r.settled == 0:
-            x.at = link.n
-            w.active[link.first + link.n] = e
+            x.at = link.first + link.n
             link.n += 1
+            w.active[x.at].path, w.active[x.at].route = e, route
         elif r.count == 0:
             link.n -= 1
-            last = w.active[link.first + link.n]
-            w.active[link.first + x.at] = last
-            w.paths[last].at = x.at
+            last, gap = w.active[link.first + link.n], w.active[x.at]
+            gap.path, gap.route, gap.load = last.path, last.route, last.load
+            w.paths[last.path].at = x.at
             if link.n == 0:
                 link.load = 0.0
+            continue
+        w.active[x.at].load = r.count * r.weight * x.units
 
 
 def _disown(w: World, route: int) -> None:
@@ -317,7 +319,7 @@ def _tighten(w: World, route: int) -> None:
     It is not raised when a load shrinks: too low a limit costs a filling, after which it is right.
     """
     r = w.routes[route]
-    limit = min(w.pools[r.home].limit, r.cap / r.weight)
+    limit = min(w.pools[r.home].limit, r.cap)
     for e in range(r.first, r.last):
         x = w.paths[e].link
         if x != r.home:
@@ -328,213 +330,224 @@ def _tighten(w: World, route: int) -> None:
 # -- filling -----------------------------------------------------------------------------------
 
 
-def _add_links(w: World, route: int, region: int) -> int:
-    """Add a route's links to the region; the number of links in it."""
+def _set_own_pace(w: World, route: int) -> None:
+    """Give a route on no link the rate of its cap."""
     s, r = w.state[0], w.routes[route]
-    for e in range(r.first, r.last):
-        x = w.paths[e].link
-        if w.links[x].marked == 0:
-            w.links[x].marked = 1
-            w.region_links[region] = x
-            region += 1
-    if r.first == r.last:
-        # on no link at all: its cap alone sets the pace
-        if r.count > 0 and r.place < 0:
-            _join(w, route, s.n_links + route)
-        _set_rate(w, s.n_links + route, r.cap / r.weight)
-        _schedule(w, s.n_links + route)
-    return region
+    if r.count > 0 and r.place < 0:
+        _join(w, route, s.n_links + route)
+    _set_rate(w, s.n_links + route, r.cap)
+    _schedule(w, s.n_links + route)
 
 
-def _lowest_change(w: World, n: int) -> float:
-    """A level below which the changes of the first ``n`` changed routes leave every rate alone.
+def _fill(w: World, n: int) -> None:
+    """Make the rates fair again after the first ``n`` changed routes have changed.
 
-    All rates rise together up to the level of a transfer that ended, or to where the first link of
-    one that started is full, just as they did without the change.
+    The links concerned are filled in the order of their levels, from the lowest: a link fixes the
+    routes that nothing lower holds back. Where that changes what a route gets, its other links are
+    concerned as well, and only there. None of them is full at a level that has been passed: what
+    one route gets depends on lower levels alone.
     """
-    lowest = INFINITE
+    s = w.state[0]
+    s.region_links = s.region_routes = s.filling = 0
     for k in range(n):
         r = w.routes[w.changed[k]]
-        if r.step < 0:
-            lowest = min(lowest, r.level)
-        elif r.step > 0:
-            lowest = min(lowest, r.cap / r.weight)
-            for e in range(r.first, r.last):
-                lowest = min(lowest, _level_when_full(w, w.paths[e].link))
-    return lowest
+        for e in range(r.first, r.last):
+            x = w.paths[e].link
+            if r.step != 0 and w.links[x].marked == CLEAN:
+                if w.links[x].owner >= 0:
+                    _dissolve(w, w.links[x].owner)
+                w.links[x].owner = MIXED if w.links[x].n > 0 else NONE
+                _mark_link(w, x)
+    for k in range(n):
+        route = w.changed[k]
+        r = w.routes[route]
+        if r.count > 0 and r.first < r.last and (r.step == r.count or r.place < 0):
+            r.rate = 0.0
+            _open_route(w, route)
+    level = 0.0
+    for k in range(s.region_links):
+        if s.plain == 0:
+            _add_up(w, w.region_links[k])
+        _weigh(w, w.region_links[k], level)
+    while s.filling > 0:
+        x = w.filling[0]
+        link = w.links[x]
+        level = link.share
+        if link.stale != 0 or (link.open > 0.0 and link.left > level * link.open * ROUNDING):
+            _weigh(w, x, level)
+        else:
+            _unqueue(w, x)
+            _fix_routes(w, x, level)
+    _apply(w)
+
+
+def _open_route(w: World, route: Id) -> None:
+    """Let a route rise as far as its links and its cap let it."""
+    s = w.state[0]
+    w.routes[route].fixed = 1
+    w.region_routes[s.region_routes] = route
+    s.region_routes += 1
+
+
+def _add_up(w: World, x: Id) -> None:
+    """Add up the load of a link afresh."""
+    link = w.links[x]
+    link.load = 0.0
+    for k in range(link.first, link.first + link.n):
+        link.load += w.active[k].load
+
+
+def _mark_link(w: World, x: Id) -> None:
+    """Add a link to those to be filled."""
+    s, link = w.state[0], w.links[x]
+    link.marked = DIRTY
+    link.stale = 1
+    link.share = INFINITE
+    link.place = NONE
+    w.region_links[s.region_links] = x
+    s.region_links += 1
+
+
+def _weigh(w: World, x: Id, level: float) -> None:
+    """Find the level at which a link is full as far as is known; it may rise later."""
+    link, p = w.links[x], w.pools[x]
+    share = link.left / link.open if link.stale == 0 else INFINITE
+    if share > link.above * ROUNDING or link.stale != 0:
+        share = _level_when_full(w, x)
+    link.stale = 0
+    if p.n > 0 and abs(share - p.rate) <= AT_ONCE * p.rate:
+        share = p.rate
+    share = max(share, level)
+    _queue(w, x, share)
+    if p.n > 0 and share > p.rate:
+        _open_pool(w, x, level)
 
 
 def _level_when_full(w: World, x: Id) -> float:
-    """To what level those on a link may rise that are not held back elsewhere, as things were."""
-    link = w.links[x]
-    level = link.capacity / link.load
+    """To what level those on a link may rise that are not held back elsewhere.
+
+    Newton's method on what they get together, a concave function of the level. It begins where the
+    link was full before, and mostly ends there.
+    """
+    link, p = w.links[x], w.pools[x]
+    guess = p.rate if p.n > 0 else INFINITE
     while True:
         left, load = link.capacity, 0.0
+        below, above, capped = 0.0, INFINITE, False
         for k in range(link.first, link.first + link.n):
-            e = w.paths[w.active[k]]
-            r = w.routes[e.route]
-            had = _level(w, e.route)
-            if had < level:
-                left -= r.count * r.weight * e.units * had
+            a = w.active[k]
+            r = w.routes[a.route]
+            rises = r.fixed == 1 or (r.fixed == 0 and r.home == x)
+            most = r.cap if rises else r.rate
+            if most < guess:
+                a.open = 0
+                left -= a.load * most
+                below = max(below, most)
+                capped = capped or rises
             else:
-                load += r.count * r.weight * e.units
-        if load == 0.0 or left / load <= level * ROUNDING:
-            return float(level)
-        level = left / load
+                a.open = 1
+                load += a.load
+                above = min(above, most)
+        link.left, link.open, link.above = left, load, above
+        if load > 0.0:
+            level = left / load
+            if below <= level * ROUNDING and level <= above * ROUNDING:
+                return float(level)
+            guess = max(level, link.capacity / link.load)
+        elif left >= link.capacity * (1.0 - ROUNDING):  # not full
+            return float(below) if capped else INFINITE
+        else:
+            guess = link.capacity / link.load
 
 
-def _level(w: World, route: int) -> float:
-    """Rate per unit of weight that a route has; without bound if it has none yet."""
-    r = w.routes[route]
-    return INFINITE if r.place < 0 or r.step == r.count else float(w.pools[r.home].rate)
-
-
-def _fill(w: World, region: int, lowest: float) -> None:
-    """Fill the first ``region`` of region_links and what is joined to them, until all are fair.
-
-    All rates rise together; the link with the least left for each unit of load fixes the rates on
-    it, then the others go on. Rates below ``lowest`` stay. Links that are not full are left out;
-    should one turn out too full, it is filled as well.
-    """
-    routes = 0
-    dirty = region
-    while True:
-        region, routes = _gather(w, dirty, lowest)
-        _raise_levels(w, region, routes)
-        dirty = _overfull(w, region, routes)
-        if dirty == region:
-            break
-        for k in range(routes):
-            w.routes[w.region_routes[k]].fixed = 0
-    _apply(w, region, routes)
-
-
-def _gather(w: World, region: int, lowest: float) -> tuple[int, int]:
-    """Find the links and routes to fill, and what each link has left for them."""
-    routes = 0
-    done = 0
-    while done < region:
-        link = w.links[w.region_links[done]]
-        done += 1
-        link.left, link.open, link.unfixed = link.capacity, 0.0, 0
-        for k in range(link.first, link.first + link.n):
-            entry = w.paths[w.active[k]]
-            r = w.routes[entry.route]
-            load = r.count * r.weight * entry.units
-            if r.fixed == 0:
-                had = _level(w, entry.route)
-                if had * ROUNDING < lowest:
-                    link.left -= load * had
-                    continue
-                r.fixed = 1
-                w.region_routes[routes] = entry.route
-                routes += 1
-                for e in range(r.first, r.last):
-                    other = w.paths[e].link
-                    if w.links[other].marked == 0 and w.pools[other].n > 0:
-                        w.links[other].marked = 1
-                        w.region_links[region] = other
-                        region += 1
-            link.open += load
-            link.unfixed += 1
-    return region, routes
-
-
-def _overfull(w: World, region: int, routes: int) -> int:
-    """Add links outside the region that its new rates overfill; the number of links then."""
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
+def _open_pool(w: World, x: Id, level: float) -> None:
+    """Let the routes of a pool rise; their other links may now be full at lower levels."""
+    p, share = w.pools[x], w.links[x].share
+    for k in range(p.first, p.first + p.n):
+        route = w.members[k]
+        r = w.routes[route]
+        if r.fixed == 2:
+            continue
+        first = r.fixed == 0
+        if first:
+            _open_route(w, route)
         for e in range(r.first, r.last):
-            x = w.paths[e].link
-            link = w.links[x]
-            if link.marked == 0:
-                used = 0.0
-                for a in range(link.first, link.first + link.n):
-                    entry = w.paths[w.active[a]]
-                    other = w.routes[entry.route]
-                    level = other.goal_level if other.fixed == 2 else _level(w, entry.route)
-                    used += other.count * other.weight * entry.units * level
-                if used > link.capacity * ROUNDING:
-                    link.marked = 1
-                    w.region_links[region] = x
-                    region += 1
-    return region
+            y = w.paths[e].link
+            link = w.links[y]
+            if y == x or link.marked == DONE or (link.marked == DIRTY and not first):
+                continue
+            least = max(level, link.capacity / link.load)
+            if link.marked == DIRTY:
+                link.stale = 1
+                if least < link.share:
+                    _queue(w, y, least)
+            elif least < share:
+                _mark_link(w, y)
+                _queue(w, y, least)
 
 
-def _raise_levels(w: World, region: int, routes: int) -> None:
-    s = w.state[0]
-    n = 0
-    for k in range(region):
-        x = w.region_links[k]
-        link = w.links[x]
-        if s.weighted != 0:
-            link.load = _load(w, x, 0)
-        if link.unfixed > 0:
-            n = _push_share(w, n, link.left / link.open, x)
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
-        if r.cap < INFINITE:
-            n = _push_share(w, n, r.cap / r.weight, s.n_links + w.region_routes[k])
-    level = 0.0
-    open_routes = routes
-    while open_routes > 0:
-        share, pool = w.share[0], w.share_of[0]
-        n = _pop_share(w, n)
-        if pool >= s.n_links:
-            if w.routes[pool - s.n_links].fixed == 1:
-                level = max(level, share)
-                _fix(w, pool - s.n_links, pool, level)
-                open_routes -= 1
-            continue
-        link = w.links[pool]
-        if link.unfixed == 0:
-            continue
-        if s.weighted != 0:
-            link.open = _load(w, pool, 1)
-        now = link.left / link.open
-        if now > share:
-            n = _push_share(w, n, now, pool)
-            continue
-        level = max(level, share)
-        for k in range(link.first, link.first + link.n):
-            route = w.paths[w.active[k]].route
-            if w.routes[route].fixed == 1:
-                _fix(w, route, pool, level)
-                open_routes -= 1
-
-
-def _load(w: World, x: Id, fixed: int) -> float:
-    """Load of a link by its routes that are ``fixed`` (1: not yet, 0: all), added up afresh."""
-    link = w.links[x]
-    total = 0.0
+def _fix_routes(w: World, x: Id, level: float) -> None:
+    """Fix the routes on a link that may not rise above ``level``."""
+    s, link = w.state[0], w.links[x]
+    full = link.open > 0.0  # else it has room for those with a cap
+    if full:
+        link.marked = DONE
+    else:
+        link.share = INFINITE
     for k in range(link.first, link.first + link.n):
-        e = w.paths[w.active[k]]
-        r = w.routes[e.route]
-        if fixed == 0 or r.fixed == 1:
-            total += r.count * r.weight * e.units
-    return total
+        route = w.active[k].route
+        r = w.routes[route]
+        if r.fixed == 1:
+            if r.cap <= level:
+                _fix(w, route, s.n_links + route, r.cap, level)
+            elif full:
+                _fix(w, route, x, level, level)
+        elif r.fixed == 0 and full:
+            if r.rate != level if r.home == x else _is_held(w, route, level):
+                w.region_routes[s.region_routes] = route
+                s.region_routes += 1
+                _fix(w, route, x, level, level)
 
 
-def _fix(w: World, route: int, pool: int, level: float) -> None:
-    """Fix a route's rate: it belongs to ``pool``, at ``level`` for each unit of weight."""
-    r = w.routes[route]
+def _is_held(w: World, route: Id, level: float) -> bool:
+    """Whether a link that is full at ``level`` is what holds back a route of another pool."""
+    s, r = w.state[0], w.routes[route]
+    if r.rate > level * ROUNDING:
+        return True
+    if r.rate * ROUNDING < level or r.home >= s.n_links:
+        return False
+    return bool(w.links[r.home].marked == DIRTY)  # where it might rise yet
+
+
+def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
+    """Fix a route's rate for each unit of weight: it belongs to the pool ``goal``."""
+    s, r = w.state[0], w.routes[route]
+    had = r.rate
     r.fixed = 2
-    r.goal = pool
-    r.goal_level = level
-    total = r.count * r.weight
+    r.goal = goal
+    r.rate = rate
     for e in range(r.first, r.last):
-        x = w.paths[e]
-        link = w.links[x.link]
-        if link.marked != 0:
-            link.left -= total * x.units * level
-            link.open -= total * x.units
-            link.unfixed -= 1
+        x = w.paths[e].link
+        link = w.links[x]
+        if link.marked == DIRTY:
+            a = w.active[w.paths[e].at]
+            if s.plain == 0 or a.load == link.open:
+                link.stale = 1
+            elif a.open != 0:
+                link.left -= a.load * rate
+                link.open -= a.load
+            else:
+                link.left += a.load * (had - rate)
+        elif link.marked == CLEAN:
+            if (rate > had and link.n > 1) or (rate < had and w.pools[x].n > 0):
+                _mark_link(w, x)
+                _queue(w, x, max(level, link.capacity / link.load))
 
 
-def _apply(w: World, region: int, routes: int) -> None:
-    """Move the region's routes to their new pools, at their new rates; find out who owns what."""
+def _apply(w: World) -> None:
+    """Move routes to their new pools, at their new rates; find out who owns what."""
     s = w.state[0]
-    for k in range(routes):
+    for k in range(s.region_routes):
         route = w.region_routes[k]
         r = w.routes[route]
         if r.place >= 0 and r.home != r.goal:
@@ -542,104 +555,139 @@ def _apply(w: World, region: int, routes: int) -> None:
             _leave(w, route)
             if w.pools[r.home].n == 0:
                 _unschedule(w, r.home)
-    for k in range(routes):
+    for k in range(s.region_routes):
         route = w.region_routes[k]
         r = w.routes[route]
-        _set_rate(w, r.goal, r.goal_level)
+        r.fixed = 0
+        _set_rate(w, r.goal, r.rate)
         if r.place < 0:
             _join(w, route, r.goal)
-    for k in range(region):
+        if r.goal >= s.n_links:
+            _schedule(w, r.goal)
+    for k in range(s.region_links):
         x = w.region_links[k]
-        w.pools[x].limit = INFINITE
-        w.links[x].owner = _common_home(w, x)
-        _schedule(w, x)
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
-        r.fixed = 0
-        if r.home >= s.n_links:
-            _schedule(w, r.home)
+        w.links[x].marked = CLEAN
+        if w.pools[x].n > 0:
+            _schedule(w, x)
+            if _keeps_to_itself(w, x):
+                _own(w, x)
+
+
+def _keeps_to_itself(w: World, pool: int) -> bool:
+    """Whether no other pool's routes cross the links of a pool's routes."""
+    p = w.pools[pool]
+    if p.n != w.links[pool].n:
+        return False
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
         for e in range(r.first, r.last):
-            x = w.paths[e].link
-            if w.links[x].marked == 0:
-                w.links[x].owner = _common_home(w, x)
-    for k in range(region):
-        if w.links[w.region_links[k]].owner == MIXED:
-            _mix(w, w.region_links[k])
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
+            link = w.links[w.paths[e].link]
+            for a in range(link.first, link.first + link.n):
+                if w.routes[w.active[a].route].home != pool:
+                    return False
+    return True
+
+
+def _own(w: World, pool: int) -> None:
+    """Note that a pool keeps to itself."""
+    p = w.pools[pool]
+    p.limit = INFINITE
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
         for e in range(r.first, r.last):
-            x = w.paths[e].link
-            if w.links[x].marked == 0 and w.links[x].owner == MIXED:
-                _mix(w, x)
-    for k in range(region):
-        w.links[w.region_links[k]].marked = 0
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
-        if r.home < s.n_links and w.links[r.home].owner == r.home:
-            _tighten(w, w.region_routes[k])
+            w.links[w.paths[e].link].owner = pool
+        _tighten(w, w.members[k])
 
 
-def _common_home(w: World, x: Id) -> int:
-    """The pool that all routes over a link belong to; MIXED if they belong to several."""
-    link = w.links[x]
-    common = NONE
-    for k in range(link.first, link.first + link.n):
-        home = w.routes[w.paths[w.active[k]].route].home
-        if common == NONE:
-            common = home
-        elif common != home:
-            return MIXED
-    return int(common)
-
-
-def _mix(w: World, x: Id) -> None:
-    """Pools that meet on a link no longer keep to themselves."""
-    s, link = w.state[0], w.links[x]
-    for k in range(link.first, link.first + link.n):
-        home = w.routes[w.paths[w.active[k]].route].home
-        if home < s.n_links:
-            w.links[home].owner = MIXED
+def _dissolve(w: World, pool: int) -> None:
+    """Note that a pool may no longer keep to itself."""
+    p = w.pools[pool]
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
+        r.rate = p.rate
+        for e in range(r.first, r.last):
+            w.links[w.paths[e].link].owner = MIXED
 
 
 # -- heaps -------------------------------------------------------------------------------------
 
 
-def _push_share(w: World, n: int, share: float, pool: int) -> int:
-    """Add to the shares, a binary heap in order of (share, pool); their number."""
-    i = n
+def _queue(w: World, x: Id, share: float) -> None:
+    """Put a link in its place among those to be filled, a heap in order of (share, link)."""
+    s, link = w.state[0], w.links[x]
+    if share == INFINITE:
+        _unqueue(w, x)
+        link.share = share
+        return
+    rises = link.place < 0 or share < link.share
+    link.share = share
+    if link.place < 0:
+        link.place = s.filling
+        w.filling[s.filling] = x
+        s.filling += 1
+    if rises:
+        _filling_rise(w, link.place)
+    else:
+        _filling_sink(w, link.place)
+
+
+def _unqueue(w: World, x: Id) -> None:
+    """Take a link out of those to be filled."""
+    s, link = w.state[0], w.links[x]
+    place = link.place
+    if place < 0:
+        return
+    link.place = NONE
+    s.filling -= 1
+    last = w.filling[s.filling]
+    if last != x:
+        w.filling[place] = last
+        w.links[last].place = place
+        _filling_sink(w, place)
+        _filling_rise(w, w.links[last].place)
+
+
+def _filling_rise(w: World, i: int) -> None:
+    x = w.filling[i]
+    share = w.links[x].share
     while i > 0:
         parent = (i - 1) >> 1
-        if w.share[parent] < share or (w.share[parent] == share and w.share_of[parent] < pool):
+        other = w.filling[parent]
+        y = w.links[other]
+        if y.share < share or (y.share == share and other < x):
             break
-        w.share[i] = w.share[parent]
-        w.share_of[i] = w.share_of[parent]
+        w.filling[i] = other
+        y.place = i
         i = parent
-    w.share[i] = share
-    w.share_of[i] = pool
-    return n + 1
+    w.filling[i] = x
+    w.links[x].place = i
 
 
-def _pop_share(w: World, n: int) -> int:
-    """Drop the least of the shares; their number."""
-    n -= 1
-    share, pool = w.share[n], w.share_of[n]
-    i = 0
+def _filling_sink(w: World, i: int) -> None:
+    n = w.state[0].filling
+    x = w.filling[i]
+    share = w.links[x].share
     while True:
         child = 2 * i + 1
         if child >= n:
             break
+        a = w.filling[child]
         if child + 1 < n:
-            a, b = w.share[child], w.share[child + 1]
-            if b < a or (b == a and w.share_of[child + 1] < w.share_of[child]):
+            b = w.filling[child + 1]
+            if w.links[b].share < w.links[a].share:
                 child += 1
-        if share < w.share[child] or (share == w.share[child] and pool < w.share_of[child]):
+                a = b
+            elif w.links[b].share == w.links[a].share and b < a:
+                child += 1
+                a = b
+        y = w.links[a]
+        if share < y.share or (share == y.share and x < a):
             break
-        w.share[i] = w.share[child]
-        w.share_of[i] = w.share_of[child]
+        w.filling[i] = a
+        y.place = i
         i = child
-    w.share[i] = share
-    w.share_of[i] = pool
-    return n
+    w.filling[i] = x
+    w.links[x].place = i
 
 
 def _push_flow(w: World, route: Id, op: Id) -> None:
