@@ -615,78 +615,66 @@ def _dissolve(w: World, pool: int) -> None:
 def _queue(w: World, x: Id, share: float) -> None:
     """Put a link in its place among those to be filled, a heap in order of (share, link)."""
     s, link = w.state[0], w.links[x]
+    before, link.share = link.share, share
     if share == INFINITE:
         _unqueue(w, x)
-        link.share = share
-        return
-    rises = link.place < 0 or share < link.share
-    link.share = share
-    if link.place < 0:
-        link.place = s.filling
-        w.filling[s.filling] = x
+    elif link.place < 0:
         s.filling += 1
-    if rises:
-        _filling_rise(w, link.place)
+        _rise_to_share(w, s.filling - 1, x)
+    elif share < before:
+        _rise_to_share(w, link.place, x)
     else:
-        _filling_sink(w, link.place)
+        _sink_to_share(w, link.place, x)
 
 
 def _unqueue(w: World, x: Id) -> None:
     """Take a link out of those to be filled."""
     s, link = w.state[0], w.links[x]
-    place = link.place
-    if place < 0:
+    i = link.place
+    if i < 0:
         return
     link.place = NONE
     s.filling -= 1
     last = w.filling[s.filling]
     if last != x:
-        w.filling[place] = last
-        w.links[last].place = place
-        _filling_sink(w, place)
-        _filling_rise(w, w.links[last].place)
+        _sink_to_share(w, i, last)
+        _rise_to_share(w, w.links[last].place, last)
 
 
-def _filling_rise(w: World, i: int) -> None:
-    x = w.filling[i]
+def _rise_to_share(w: World, i: int, x: Id) -> None:
+    """Move a link up to its place from the gap at ``i``."""
     share = w.links[x].share
     while i > 0:
         parent = (i - 1) >> 1
         other = w.filling[parent]
-        y = w.links[other]
-        if y.share < share or (y.share == share and other < x):
+        if w.share[parent] < share or (w.share[parent] == share and other < x):
             break
-        w.filling[i] = other
-        y.place = i
+        w.filling[i], w.share[i] = other, w.share[parent]
+        w.links[other].place = i
         i = parent
-    w.filling[i] = x
+    w.filling[i], w.share[i] = x, share
     w.links[x].place = i
 
 
-def _filling_sink(w: World, i: int) -> None:
-    n = w.state[0].filling
-    x = w.filling[i]
-    share = w.links[x].share
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
-        a = w.filling[child]
+def _sink_to_share(w: World, i: int, x: Id) -> None:
+    """Move a link down to its place from the gap at ``i``."""
+    n, share = w.state[0].filling, w.links[x].share
+    child = 2 * i + 1
+    while child < n:
         if child + 1 < n:
-            b = w.filling[child + 1]
-            if w.links[b].share < w.links[a].share:
-                child += 1
-                a = b
-            elif w.links[b].share == w.links[a].share and b < a:
-                child += 1
-                a = b
-        y = w.links[a]
-        if share < y.share or (share == y.share and x < a):
+            a, b = w.share[child], w.share[child + 1]
+            if a == b:
+                child += w.filling[child + 1] < w.filling[child]
+            else:
+                child += b < a
+        other = w.filling[child]
+        if share < w.share[child] or (share == w.share[child] and x < other):
             break
-        w.filling[i] = a
-        y.place = i
+        w.filling[i], w.share[i] = other, w.share[child]
+        w.links[other].place = i
         i = child
-    w.filling[i] = x
+        child = 2 * i + 1
+    w.filling[i], w.share[i] = x, share
     w.links[x].place = i
 
 

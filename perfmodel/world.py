@@ -126,6 +126,7 @@ class World(NamedTuple):
     region_routes: Any
     region_pools: Any
     filling: Any
+    share: Any
     span_ready: Any
     span_start: Any
     span_end: Any
@@ -169,7 +170,7 @@ for _kind, _names in (
     (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
     (
         _F,
-        "timer_time span_ready span_start span_end late table "
+        "timer_time share span_ready span_start span_end late table "
         "stamp_time moved waits marked_at marked_busy marked_waits critical critical_count",
     ),
 ):
@@ -403,6 +404,7 @@ def _lay_out(graph: OpGraph) -> World:
         region_routes=np.zeros(n_routes, _I),
         region_pools=np.zeros(n_links, _I),
         filling=np.zeros(n_links, _I),
+        share=np.zeros(n_links),
         history=np.zeros(0, HISTORY),
         span_ready=nothing,
         span_start=nothing,
