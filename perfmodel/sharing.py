@@ -24,6 +24,8 @@ from typing import Any
 NONE, MIXED = -1, -2
 CLEAN, DIRTY, DONE = range(3)
 """Links while rates are filled: not concerned, to be filled, filled."""
+KEPT, RISING, FIXED = range(3)
+"""Routes meanwhile: as before, held back by nothing that is known, at a new rate."""
 INFINITE = float("inf")
 ROUNDING = 1.0 + 1e-12
 """By how much a rate may exceed a limit that it equals but for rounding."""
@@ -350,14 +352,8 @@ def _fill(w: World, n: int) -> None:
     s = w.state[0]
     s.region_links = s.region_routes = s.filling = 0
     for k in range(n):
-        r = w.routes[w.changed[k]]
-        for e in range(r.first, r.last):
-            x = w.paths[e].link
-            if r.step != 0 and w.links[x].marked == CLEAN:
-                if w.links[x].owner >= 0:
-                    _dissolve(w, w.links[x].owner)
-                w.links[x].owner = MIXED if w.links[x].n > 0 else NONE
-                _mark_link(w, x)
+        if w.routes[w.changed[k]].step != 0:
+            _mark_path(w, w.changed[k])
     for k in range(n):
         route = w.changed[k]
         r = w.routes[route]
@@ -366,14 +362,13 @@ def _fill(w: World, n: int) -> None:
             _open_route(w, route)
     level = 0.0
     for k in range(s.region_links):
-        if s.plain == 0:
-            _add_up(w, w.region_links[k])
         _weigh(w, w.region_links[k], level)
     while s.filling > 0:
         x = w.filling[0]
         link = w.links[x]
         level = link.share
-        if link.stale != 0 or (link.open > 0.0 and link.left > level * link.open * ROUNDING):
+        more = link.open > 0.0 and link.left > level * link.open * ROUNDING
+        if link.stale != 0 or more:
             _weigh(w, x, level)
         else:
             _unqueue(w, x)
@@ -381,20 +376,29 @@ def _fill(w: World, n: int) -> None:
     _apply(w)
 
 
+def _mark_path(w: World, route: Id) -> None:
+    """Add the links of a route that has changed to those to be filled."""
+    s, r = w.state[0], w.routes[route]
+    for e in range(r.first, r.last):
+        x = w.paths[e].link
+        link = w.links[x]
+        if link.marked == CLEAN:
+            if link.owner >= 0:
+                _dissolve(w, link.owner)
+            link.owner = MIXED if link.n > 0 else NONE
+            if s.plain == 0:  # the sum of all changes to the load has been rounded often
+                link.load = 0.0
+                for k in range(link.first, link.first + link.n):
+                    link.load += w.active[k].load
+            _mark_link(w, x)
+
+
 def _open_route(w: World, route: Id) -> None:
     """Let a route rise as far as its links and its cap let it."""
     s = w.state[0]
-    w.routes[route].fixed = 1
+    w.routes[route].marked = RISING
     w.region_routes[s.region_routes] = route
     s.region_routes += 1
-
-
-def _add_up(w: World, x: Id) -> None:
-    """Add up the load of a link afresh."""
-    link = w.links[x]
-    link.load = 0.0
-    for k in range(link.first, link.first + link.n):
-        link.load += w.active[k].load
 
 
 def _mark_link(w: World, x: Id) -> None:
@@ -437,7 +441,7 @@ def _level_when_full(w: World, x: Id) -> float:
         for k in range(link.first, link.first + link.n):
             a = w.active[k]
             r = w.routes[a.route]
-            rises = r.fixed == 1 or (r.fixed == 0 and r.home == x)
+            rises = r.marked == RISING or (r.marked == KEPT and r.home == x)
             most = r.cap if rises else r.rate
             if most < guess:
                 a.open = 0
@@ -466,9 +470,9 @@ def _open_pool(w: World, x: Id, level: float) -> None:
     for k in range(p.first, p.first + p.n):
         route = w.members[k]
         r = w.routes[route]
-        if r.fixed == 2:
+        if r.marked == FIXED:
             continue
-        first = r.fixed == 0
+        first = r.marked == KEPT  # what is to be filled has not been weighed with it yet
         if first:
             _open_route(w, route)
         for e in range(r.first, r.last):
@@ -497,15 +501,13 @@ def _fix_routes(w: World, x: Id, level: float) -> None:
     for k in range(link.first, link.first + link.n):
         route = w.active[k].route
         r = w.routes[route]
-        if r.fixed == 1:
+        if r.marked == RISING:
             if r.cap <= level:
                 _fix(w, route, s.n_links + route, r.cap, level)
             elif full:
                 _fix(w, route, x, level, level)
-        elif r.fixed == 0 and full:
+        elif r.marked == KEPT and full:
             if r.rate != level if r.home == x else _is_held(w, route, level):
-                w.region_routes[s.region_routes] = route
-                s.region_routes += 1
                 _fix(w, route, x, level, level)
 
 
@@ -522,10 +524,11 @@ def _is_held(w: World, route: Id, level: float) -> bool:
 def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
     """Fix a route's rate for each unit of weight: it belongs to the pool ``goal``."""
     s, r = w.state[0], w.routes[route]
+    if r.marked == KEPT:
+        w.region_routes[s.region_routes] = route
+        s.region_routes += 1
     had = r.rate
-    r.fixed = 2
-    r.goal = goal
-    r.rate = rate
+    r.marked, r.goal, r.rate = FIXED, goal, rate
     for e in range(r.first, r.last):
         x = w.paths[e].link
         link = w.links[x]
@@ -558,7 +561,7 @@ def _apply(w: World) -> None:
     for k in range(s.region_routes):
         route = w.region_routes[k]
         r = w.routes[route]
-        r.fixed = 0
+        r.marked = KEPT
         _set_rate(w, r.goal, r.rate)
         if r.place < 0:
             _join(w, route, r.goal)

@@ -66,7 +66,7 @@ ROUTE = _record(
     f8="weight served joined key",
     i4="lead flow count settled changed place first last",
     F8="cap rate _1 _2 _3 _4",
-    I4="home fixed goal step",
+    I4="home marked goal step",
 )
 POOL = _record(f8="service at rate limit next", i4="first n place noted _1 _2")
 GROUP = _record(i4="iterations device")
