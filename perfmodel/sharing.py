@@ -8,8 +8,9 @@ transfers as for one.
 
 Where a pool keeps to itself, that is, where no other pool's routes cross the links of its routes,
 its rate is the link's capacity over the load, as long as this stays below ``limit``, where another
-of these links would be full as well (a parameter server's link, a lone transfer). Elsewhere the
-rates of all that is joined by shared links are filled anew, the tightest link first.
+of these links would be full as well (a parameter server's link, a lone transfer). Elsewhere links
+are filled anew, the tightest first: those of what changed, then those of whatever else gets another
+rate through it.
 
 Max-min fairness: Bertsekas, Gallager, "Data Networks", 2nd ed., section 6.5.2. Counting service
 instead of time: Parekh, Gallager, IEEE/ACM ToN 1(3), 1993, doi 10.1109/90.234856.
