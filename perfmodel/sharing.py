@@ -83,8 +83,7 @@ def flow_ends(w: World) -> int:
         _schedule(w, pool)
     elif p.n == 1 or not _ends_with(w, pool):
         # it stays first in its pool for now, where it may go on with its next transfer
-        p.next = INFINITE
-        _agenda_sink(w, p.place)
+        _sink_to_time(w, p.place, pool, INFINITE)
     else:
         _leave(w, route)
         _schedule(w, pool)
@@ -103,7 +102,7 @@ def _ends_with(w: World, pool: int) -> bool:
 
 def next_service_s(w: World) -> float:
     """When the next transfer ends, if the rates stay as they are."""
-    return float(w.pools[w.agenda[0]].next)
+    return float(w.due[0])
 
 
 def settle(w: World) -> None:
@@ -768,75 +767,67 @@ def _sink(w: World, first: int, n: int, i: int) -> None:
 
 
 def _schedule(w: World, pool: int) -> None:
-    """Enter when a pool's next transfer ends into the agenda, a heap in order of (next, pool)."""
+    """Enter when a pool's next transfer ends into the agenda, a heap in order of (time, pool)."""
     s, p = w.state[0], w.pools[pool]
     if p.n == 0:
         _unschedule(w, pool)
         return
     left = w.routes[w.members[p.first]].key - p.service
-    p.next = max(p.at + max(left, 0.0) / p.rate, s.now)
+    time = max(p.at + max(left, 0.0) / p.rate, s.now)
     if p.place < 0:
-        p.place = s.busy_pools
-        w.agenda[s.busy_pools] = pool
         s.busy_pools += 1
-    if s.busy_pools > 1:
-        _agenda_sink(w, p.place)
-        _agenda_rise(w, p.place)
+        _rise_to_time(w, s.busy_pools - 1, pool, time)
+    elif time < w.due[p.place]:
+        _rise_to_time(w, p.place, pool, time)
+    else:
+        _sink_to_time(w, p.place, pool, time)
 
 
 def _unschedule(w: World, pool: int) -> None:
     s, p = w.state[0], w.pools[pool]
-    if p.place < 0:
+    i = p.place
+    if i < 0:
         return
+    p.place = NONE
     s.busy_pools -= 1
     last = w.agenda[s.busy_pools]
-    place = p.place
-    p.place = NONE
     if last != pool:
-        w.agenda[place] = last
-        w.pools[last].place = place
-        _agenda_sink(w, place)
-        _agenda_rise(w, w.pools[last].place)
+        time = w.due[s.busy_pools]
+        _sink_to_time(w, i, last, time)
+        _rise_to_time(w, w.pools[last].place, last, time)
 
 
-def _agenda_rise(w: World, i: int) -> None:
-    pool = w.agenda[i]
-    time = w.pools[pool].next
+def _rise_to_time(w: World, i: int, pool: int, time: float) -> None:
+    """Move a pool up the agenda to its place from the gap at ``i``."""
     while i > 0:
         parent = (i - 1) >> 1
         other = w.agenda[parent]
-        x = w.pools[other]
-        if x.next < time or (x.next == time and other < pool):
+        if w.due[parent] < time or (w.due[parent] == time and other < pool):
             break
-        w.agenda[i] = other
-        x.place = i
+        w.agenda[i], w.due[i] = other, w.due[parent]
+        w.pools[other].place = i
         i = parent
-    w.agenda[i] = pool
+    w.agenda[i], w.due[i] = pool, time
     w.pools[pool].place = i
 
 
-def _agenda_sink(w: World, i: int) -> None:
+def _sink_to_time(w: World, i: int, pool: int, time: float) -> None:
+    """Move a pool down the agenda to its place from the gap at ``i``."""
     n = w.state[0].busy_pools
-    pool = w.agenda[i]
-    time = w.pools[pool].next
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
-        a = w.agenda[child]
+    child = 2 * i + 1
+    while child < n:
         if child + 1 < n:
-            b = w.agenda[child + 1]
-            ta, tb = w.pools[a].next, w.pools[b].next
-            if ta == tb:
-                child += b < a
+            a, b = w.due[child], w.due[child + 1]
+            if a == b:
+                child += w.agenda[child + 1] < w.agenda[child]
             else:
-                child += tb < ta
-            a = w.agenda[child]
-        x = w.pools[a]
-        if time < x.next or (time == x.next and pool < a):
+                child += b < a
+        other = w.agenda[child]
+        if time < w.due[child] or (time == w.due[child] and pool < other):
             break
-        w.agenda[i] = a
-        x.place = i
+        w.agenda[i], w.due[i] = other, w.due[child]
+        w.pools[other].place = i
         i = child
-    w.agenda[i] = pool
+        child = 2 * i + 1
+    w.agenda[i], w.due[i] = pool, time
     w.pools[pool].place = i

@@ -68,7 +68,7 @@ ROUTE = _record(
     F8="cap rate _1 _2 _3 _4",
     I4="home marked goal step",
 )
-POOL = _record(f8="service at rate limit next", i4="first n place noted _1 _2")
+POOL = _record(f8="service at rate limit _1 _2", i4="first n place noted")
 GROUP = _record(i4="iterations device")
 STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
@@ -116,6 +116,7 @@ class World(NamedTuple):
     members: Any
     flying: Any
     agenda: Any
+    due: Any
     timer_time: Any
     timer_what: Any
     soon: Any
@@ -170,7 +171,7 @@ for _kind, _names in (
     (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
     (
         _F,
-        "timer_time share span_ready span_start span_end late table "
+        "timer_time share due span_ready span_start span_end late table "
         "stamp_time moved waits marked_at marked_busy marked_waits critical critical_count",
     ),
 ):
@@ -394,6 +395,7 @@ def _lay_out(graph: OpGraph) -> World:
         members=np.zeros(len(paths) + n_routes, _I),
         flying=np.zeros(int(flows[-1]), _I),
         agenda=np.zeros(len(pools), _I),
+        due=np.zeros(len(pools)),
         timer_time=np.zeros(n + 64),
         timer_what=np.zeros(n + 64, _L),
         soon=np.zeros(n + 1, _I),
