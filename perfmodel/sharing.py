@@ -8,8 +8,9 @@ transfers as for one.
 
 Where a pool keeps to itself, that is, where no other pool's routes cross the links of its routes,
 its rate is the link's capacity over the load, as long as this stays below ``limit``, where another
-of these links would be full as well (a parameter server's link, a lone transfer). Elsewhere the
-rates of all that is joined by shared links are filled anew, the tightest link first.
+of these links would be full as well (a parameter server's link, a lone transfer). Elsewhere links
+are filled anew, the tightest first: those of what changed, then those of whatever else gets another
+rate through it.
 
 Max-min fairness: Bertsekas, Gallager, "Data Networks", 2nd ed., section 6.5.2. Counting service
 instead of time: Parekh, Gallager, IEEE/ACM ToN 1(3), 1993, doi 10.1109/90.234856.
@@ -22,6 +23,10 @@ from __future__ import annotations
 from typing import Any
 
 NONE, MIXED = -1, -2
+CLEAN, DIRTY, DONE = range(3)
+"""Links while rates are filled: not concerned, to be filled, filled."""
+KEPT, RISING, FIXED = range(3)
+"""Routes meanwhile: as before, held back by nothing that is known, at a new rate."""
 INFINITE = float("inf")
 ROUNDING = 1.0 + 1e-12
 """By how much a rate may exceed a limit that it equals but for rounding."""
@@ -78,8 +83,7 @@ def flow_ends(w: World) -> int:
         _schedule(w, pool)
     elif p.n == 1 or not _ends_with(w, pool):
         # it stays first in its pool for now, where it may go on with its next transfer
-        p.next = INFINITE
-        _agenda_sink(w, p.place)
+        _sink_to_time(w, p.place, pool, INFINITE)
     else:
         _leave(w, route)
         _schedule(w, pool)
@@ -98,7 +102,7 @@ def _ends_with(w: World, pool: int) -> bool:
 
 def next_service_s(w: World) -> float:
     """When the next transfer ends, if the rates stay as they are."""
-    return float(w.pools[w.agenda[0]].next)
+    return float(w.due[0])
 
 
 def settle(w: World) -> None:
@@ -108,14 +112,13 @@ def settle(w: World) -> None:
     for k in range(n):
         _load_links(w, w.changed[k])
     pools = 0
-    region = 0
+    mixed = False  # whether pools may no longer keep to themselves
     for k in range(n):
         route = w.changed[k]
         r = w.routes[route]
         r.changed = 0
         step = r.count - r.settled
         r.step = step
-        r.level = w.pools[r.home].rate if r.settled > 0 else INFINITE
         r.settled = r.count
         if r.count == 0 and r.place >= 0:
             _leave(w, route)
@@ -136,11 +139,12 @@ def settle(w: World) -> None:
                 w.pools[home].noted = 1
                 w.region_pools[pools] = home
                 pools += 1
+        elif r.first < r.last:
+            mixed = True
         else:
-            region = _add_links(w, route, region)
+            _set_own_pace(w, route)
         if r.count == 0:
             _disown(w, route)
-    mixed = region > 0  # pools may no longer keep to themselves
     for k in range(pools):
         pool = w.region_pools[k]
         p = w.pools[pool]
@@ -153,12 +157,10 @@ def settle(w: World) -> None:
         if rate <= p.limit * ROUNDING and not mixed:
             _set_rate(w, pool, rate)
             _schedule(w, pool)
-        elif w.links[pool].marked == 0:
-            w.links[pool].marked = 1
-            w.region_links[region] = pool
-            region += 1
-    if region > 0:
-        _fill(w, region, _lowest_change(w, n))
+        else:
+            mixed = True
+    if mixed:
+        _fill(w, n)
     for k in range(n):
         w.routes[w.changed[k]].step = 0
 
@@ -259,16 +261,18 @@ def _load_links(w: World, route: int) -> None:
         link = w.links[x.link]
         link.load += step * r.weight * x.units
         if r.settled == 0:
-            x.at = link.n
-            w.active[link.first + link.n] = e
+            x.at = link.first + link.n
             link.n += 1
+            w.active[x.at].path, w.active[x.at].route = e, route
         elif r.count == 0:
             link.n -= 1
-            last = w.active[link.first + link.n]
-            w.active[link.first + x.at] = last
-            w.paths[last].at = x.at
+            last, gap = w.active[link.first + link.n], w.active[x.at]
+            gap.path, gap.route, gap.load = last.path, last.route, last.load
+            w.paths[last.path].at = x.at
             if link.n == 0:
                 link.load = 0.0
+            continue
+        w.active[x.at].load = r.count * r.weight * x.units
 
 
 def _disown(w: World, route: int) -> None:
@@ -317,7 +321,7 @@ def _tighten(w: World, route: int) -> None:
     It is not raised when a load shrinks: too low a limit costs a filling, after which it is right.
     """
     r = w.routes[route]
-    limit = min(w.pools[r.home].limit, r.cap / r.weight)
+    limit = min(w.pools[r.home].limit, r.cap)
     for e in range(r.first, r.last):
         x = w.paths[e].link
         if x != r.home:
@@ -328,213 +332,225 @@ def _tighten(w: World, route: int) -> None:
 # -- filling -----------------------------------------------------------------------------------
 
 
-def _add_links(w: World, route: int, region: int) -> int:
-    """Add a route's links to the region; the number of links in it."""
+def _set_own_pace(w: World, route: int) -> None:
+    """Give a route on no link the rate of its cap."""
+    s, r = w.state[0], w.routes[route]
+    if r.count > 0 and r.place < 0:
+        _join(w, route, s.n_links + route)
+    _set_rate(w, s.n_links + route, r.cap)
+    _schedule(w, s.n_links + route)
+
+
+def _fill(w: World, n: int) -> None:
+    """Make the rates fair again after the first ``n`` changed routes have changed.
+
+    The links concerned are filled in the order of their levels, from the lowest: a link fixes the
+    routes that nothing lower holds back. Where that changes what a route gets, its other links are
+    concerned as well, and only there. None of them is full at a level that has been passed: what
+    one route gets depends on lower levels alone.
+    """
+    s = w.state[0]
+    s.region_links = s.region_routes = s.filling = 0
+    for k in range(n):
+        if w.routes[w.changed[k]].step != 0:
+            _mark_path(w, w.changed[k])
+    for k in range(n):
+        route = w.changed[k]
+        r = w.routes[route]
+        if r.count > 0 and r.first < r.last and (r.step == r.count or r.place < 0):
+            r.rate = 0.0
+            _open_route(w, route)
+    level = 0.0
+    for k in range(s.region_links):
+        _weigh(w, w.region_links[k], level)
+    while s.filling > 0:
+        x = w.filling[0]
+        link = w.links[x]
+        level = link.share
+        more = link.open > 0.0 and link.left > level * link.open * ROUNDING
+        if link.stale != 0 or more:
+            _weigh(w, x, level)
+        else:
+            _unqueue(w, x)
+            _fix_routes(w, x, level)
+    _apply(w)
+
+
+def _mark_path(w: World, route: Id) -> None:
+    """Add the links of a route that has changed to those to be filled."""
     s, r = w.state[0], w.routes[route]
     for e in range(r.first, r.last):
         x = w.paths[e].link
-        if w.links[x].marked == 0:
-            w.links[x].marked = 1
-            w.region_links[region] = x
-            region += 1
-    if r.first == r.last:
-        # on no link at all: its cap alone sets the pace
-        if r.count > 0 and r.place < 0:
-            _join(w, route, s.n_links + route)
-        _set_rate(w, s.n_links + route, r.cap / r.weight)
-        _schedule(w, s.n_links + route)
-    return region
+        link = w.links[x]
+        if link.marked == CLEAN:
+            if link.owner >= 0:
+                _dissolve(w, link.owner)
+            link.owner = MIXED if link.n > 0 else NONE
+            if s.plain == 0:  # the sum of all changes to the load has been rounded often
+                link.load = 0.0
+                for k in range(link.first, link.first + link.n):
+                    link.load += w.active[k].load
+            _mark_link(w, x)
 
 
-def _lowest_change(w: World, n: int) -> float:
-    """A level below which the changes of the first ``n`` changed routes leave every rate alone.
+def _open_route(w: World, route: Id) -> None:
+    """Let a route rise as far as its links and its cap let it."""
+    s = w.state[0]
+    w.routes[route].marked = RISING
+    w.region_routes[s.region_routes] = route
+    s.region_routes += 1
 
-    All rates rise together up to the level of a transfer that ended, or to where the first link of
-    one that started is full, just as they did without the change.
-    """
-    lowest = INFINITE
-    for k in range(n):
-        r = w.routes[w.changed[k]]
-        if r.step < 0:
-            lowest = min(lowest, r.level)
-        elif r.step > 0:
-            lowest = min(lowest, r.cap / r.weight)
-            for e in range(r.first, r.last):
-                lowest = min(lowest, _level_when_full(w, w.paths[e].link))
-    return lowest
+
+def _mark_link(w: World, x: Id) -> None:
+    """Add a link to those to be filled."""
+    s, link = w.state[0], w.links[x]
+    link.marked = DIRTY
+    link.stale = 1
+    link.share = INFINITE
+    link.place = NONE
+    w.region_links[s.region_links] = x
+    s.region_links += 1
+
+
+def _weigh(w: World, x: Id, level: float) -> None:
+    """Find the level at which a link is full as far as is known; it may rise later."""
+    link, p = w.links[x], w.pools[x]
+    share = link.left / link.open if link.stale == 0 else INFINITE
+    if share > link.above * ROUNDING or link.stale != 0:
+        share = _level_when_full(w, x)
+    link.stale = 0
+    if p.n > 0 and abs(share - p.rate) <= AT_ONCE * p.rate:
+        share = p.rate
+    share = max(share, level)
+    _queue(w, x, share)
+    if p.n > 0 and share > p.rate:
+        _open_pool(w, x, level)
 
 
 def _level_when_full(w: World, x: Id) -> float:
-    """To what level those on a link may rise that are not held back elsewhere, as things were."""
-    link = w.links[x]
-    level = link.capacity / link.load
+    """To what level those on a link may rise that are not held back elsewhere.
+
+    Newton's method on what they get together, a concave function of the level. It begins where the
+    link was full before, and mostly ends there.
+    """
+    link, p = w.links[x], w.pools[x]
+    guess = p.rate if p.n > 0 else INFINITE
     while True:
         left, load = link.capacity, 0.0
+        below, above, capped = 0.0, INFINITE, False
         for k in range(link.first, link.first + link.n):
-            e = w.paths[w.active[k]]
-            r = w.routes[e.route]
-            had = _level(w, e.route)
-            if had < level:
-                left -= r.count * r.weight * e.units * had
+            a = w.active[k]
+            r = w.routes[a.route]
+            rises = r.marked == RISING or (r.marked == KEPT and r.home == x)
+            most = r.cap if rises else r.rate
+            if most < guess:
+                a.open = 0
+                left -= a.load * most
+                below = max(below, most)
+                capped = capped or rises
             else:
-                load += r.count * r.weight * e.units
-        if load == 0.0 or left / load <= level * ROUNDING:
-            return float(level)
-        level = left / load
+                a.open = 1
+                load += a.load
+                above = min(above, most)
+        link.left, link.open, link.above = left, load, above
+        if load > 0.0:
+            level = left / load
+            if below <= level * ROUNDING and level <= above * ROUNDING:
+                return float(level)
+            guess = max(level, link.capacity / link.load)
+        elif left >= link.capacity * (1.0 - ROUNDING):  # not full
+            return float(below) if capped else INFINITE
+        else:
+            guess = link.capacity / link.load
 
 
-def _level(w: World, route: int) -> float:
-    """Rate per unit of weight that a route has; without bound if it has none yet."""
-    r = w.routes[route]
-    return INFINITE if r.place < 0 or r.step == r.count else float(w.pools[r.home].rate)
-
-
-def _fill(w: World, region: int, lowest: float) -> None:
-    """Fill the first ``region`` of region_links and what is joined to them, until all are fair.
-
-    All rates rise together; the link with the least left for each unit of load fixes the rates on
-    it, then the others go on. Rates below ``lowest`` stay. Links that are not full are left out;
-    should one turn out too full, it is filled as well.
-    """
-    routes = 0
-    dirty = region
-    while True:
-        region, routes = _gather(w, dirty, lowest)
-        _raise_levels(w, region, routes)
-        dirty = _overfull(w, region, routes)
-        if dirty == region:
-            break
-        for k in range(routes):
-            w.routes[w.region_routes[k]].fixed = 0
-    _apply(w, region, routes)
-
-
-def _gather(w: World, region: int, lowest: float) -> tuple[int, int]:
-    """Find the links and routes to fill, and what each link has left for them."""
-    routes = 0
-    done = 0
-    while done < region:
-        link = w.links[w.region_links[done]]
-        done += 1
-        link.left, link.open, link.unfixed = link.capacity, 0.0, 0
-        for k in range(link.first, link.first + link.n):
-            entry = w.paths[w.active[k]]
-            r = w.routes[entry.route]
-            load = r.count * r.weight * entry.units
-            if r.fixed == 0:
-                had = _level(w, entry.route)
-                if had * ROUNDING < lowest:
-                    link.left -= load * had
-                    continue
-                r.fixed = 1
-                w.region_routes[routes] = entry.route
-                routes += 1
-                for e in range(r.first, r.last):
-                    other = w.paths[e].link
-                    if w.links[other].marked == 0 and w.pools[other].n > 0:
-                        w.links[other].marked = 1
-                        w.region_links[region] = other
-                        region += 1
-            link.open += load
-            link.unfixed += 1
-    return region, routes
-
-
-def _overfull(w: World, region: int, routes: int) -> int:
-    """Add links outside the region that its new rates overfill; the number of links then."""
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
+def _open_pool(w: World, x: Id, level: float) -> None:
+    """Let the routes of a pool rise; their other links may now be full at lower levels."""
+    p, share = w.pools[x], w.links[x].share
+    for k in range(p.first, p.first + p.n):
+        route = w.members[k]
+        r = w.routes[route]
+        if r.marked == FIXED:
+            continue
+        first = r.marked == KEPT  # what is to be filled has not been weighed with it yet
+        if first:
+            _open_route(w, route)
         for e in range(r.first, r.last):
-            x = w.paths[e].link
-            link = w.links[x]
-            if link.marked == 0:
-                used = 0.0
-                for a in range(link.first, link.first + link.n):
-                    entry = w.paths[w.active[a]]
-                    other = w.routes[entry.route]
-                    level = other.goal_level if other.fixed == 2 else _level(w, entry.route)
-                    used += other.count * other.weight * entry.units * level
-                if used > link.capacity * ROUNDING:
-                    link.marked = 1
-                    w.region_links[region] = x
-                    region += 1
-    return region
+            y = w.paths[e].link
+            link = w.links[y]
+            if y == x or link.marked == DONE or (link.marked == DIRTY and not first):
+                continue
+            least = max(level, link.capacity / link.load)
+            if link.marked == DIRTY:
+                link.stale = 1
+                if least < link.share:
+                    _queue(w, y, least)
+            elif least < share:
+                _mark_link(w, y)
+                _queue(w, y, least)
 
 
-def _raise_levels(w: World, region: int, routes: int) -> None:
-    s = w.state[0]
-    n = 0
-    for k in range(region):
-        x = w.region_links[k]
-        link = w.links[x]
-        if s.weighted != 0:
-            link.load = _load(w, x, 0)
-        if link.unfixed > 0:
-            n = _push_share(w, n, link.left / link.open, x)
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
-        if r.cap < INFINITE:
-            n = _push_share(w, n, r.cap / r.weight, s.n_links + w.region_routes[k])
-    level = 0.0
-    open_routes = routes
-    while open_routes > 0:
-        share, pool = w.share[0], w.share_of[0]
-        n = _pop_share(w, n)
-        if pool >= s.n_links:
-            if w.routes[pool - s.n_links].fixed == 1:
-                level = max(level, share)
-                _fix(w, pool - s.n_links, pool, level)
-                open_routes -= 1
-            continue
-        link = w.links[pool]
-        if link.unfixed == 0:
-            continue
-        if s.weighted != 0:
-            link.open = _load(w, pool, 1)
-        now = link.left / link.open
-        if now > share:
-            n = _push_share(w, n, now, pool)
-            continue
-        level = max(level, share)
-        for k in range(link.first, link.first + link.n):
-            route = w.paths[w.active[k]].route
-            if w.routes[route].fixed == 1:
-                _fix(w, route, pool, level)
-                open_routes -= 1
-
-
-def _load(w: World, x: Id, fixed: int) -> float:
-    """Load of a link by its routes that are ``fixed`` (1: not yet, 0: all), added up afresh."""
-    link = w.links[x]
-    total = 0.0
+def _fix_routes(w: World, x: Id, level: float) -> None:
+    """Fix the routes on a link that may not rise above ``level``."""
+    s, link = w.state[0], w.links[x]
+    full = link.open > 0.0  # else it has room for those with a cap
+    if full:
+        link.marked = DONE
+    else:
+        link.share = INFINITE
     for k in range(link.first, link.first + link.n):
-        e = w.paths[w.active[k]]
-        r = w.routes[e.route]
-        if fixed == 0 or r.fixed == 1:
-            total += r.count * r.weight * e.units
-    return total
+        route = w.active[k].route
+        r = w.routes[route]
+        if r.marked == RISING:
+            if r.cap <= level:
+                _fix(w, route, s.n_links + route, r.cap, level)
+            elif full:
+                _fix(w, route, x, level, level)
+        elif r.marked == KEPT and full:
+            if r.rate != level if r.home == x else _is_held(w, route, level):
+                _fix(w, route, x, level, level)
 
 
-def _fix(w: World, route: int, pool: int, level: float) -> None:
-    """Fix a route's rate: it belongs to ``pool``, at ``level`` for each unit of weight."""
-    r = w.routes[route]
-    r.fixed = 2
-    r.goal = pool
-    r.goal_level = level
-    total = r.count * r.weight
+def _is_held(w: World, route: Id, level: float) -> bool:
+    """Whether a link that is full at ``level`` is what holds back a route of another pool."""
+    s, r = w.state[0], w.routes[route]
+    if r.rate > level * ROUNDING:
+        return True
+    if r.rate * ROUNDING < level or r.home >= s.n_links:
+        return False
+    return bool(w.links[r.home].marked == DIRTY)  # where it might rise yet
+
+
+def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
+    """Fix a route's rate for each unit of weight: it belongs to the pool ``goal``."""
+    s, r = w.state[0], w.routes[route]
+    if r.marked == KEPT:
+        w.region_routes[s.region_routes] = route
+        s.region_routes += 1
+    had = r.rate
+    r.marked, r.goal, r.rate = FIXED, goal, rate
     for e in range(r.first, r.last):
-        x = w.paths[e]
-        link = w.links[x.link]
-        if link.marked != 0:
-            link.left -= total * x.units * level
-            link.open -= total * x.units
-            link.unfixed -= 1
+        x = w.paths[e].link
+        link = w.links[x]
+        if link.marked == DIRTY:
+            a = w.active[w.paths[e].at]
+            if s.plain == 0 or a.load == link.open:
+                link.stale = 1
+            elif a.open != 0:
+                link.left -= a.load * rate
+                link.open -= a.load
+            else:
+                link.left += a.load * (had - rate)
+        elif link.marked == CLEAN:
+            if (rate > had and link.n > 1) or (rate < had and w.pools[x].n > 0):
+                _mark_link(w, x)
+                _queue(w, x, max(level, link.capacity / link.load))
 
 
-def _apply(w: World, region: int, routes: int) -> None:
-    """Move the region's routes to their new pools, at their new rates; find out who owns what."""
+def _apply(w: World) -> None:
+    """Move routes to their new pools, at their new rates; find out who owns what."""
     s = w.state[0]
-    for k in range(routes):
+    for k in range(s.region_routes):
         route = w.region_routes[k]
         r = w.routes[route]
         if r.place >= 0 and r.home != r.goal:
@@ -542,104 +558,127 @@ def _apply(w: World, region: int, routes: int) -> None:
             _leave(w, route)
             if w.pools[r.home].n == 0:
                 _unschedule(w, r.home)
-    for k in range(routes):
+    for k in range(s.region_routes):
         route = w.region_routes[k]
         r = w.routes[route]
-        _set_rate(w, r.goal, r.goal_level)
+        r.marked = KEPT
+        _set_rate(w, r.goal, r.rate)
         if r.place < 0:
             _join(w, route, r.goal)
-    for k in range(region):
+        if r.goal >= s.n_links:
+            _schedule(w, r.goal)
+    for k in range(s.region_links):
         x = w.region_links[k]
-        w.pools[x].limit = INFINITE
-        w.links[x].owner = _common_home(w, x)
-        _schedule(w, x)
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
-        r.fixed = 0
-        if r.home >= s.n_links:
-            _schedule(w, r.home)
+        w.links[x].marked = CLEAN
+        if w.pools[x].n > 0:
+            _schedule(w, x)
+            if _keeps_to_itself(w, x):
+                _own(w, x)
+
+
+def _keeps_to_itself(w: World, pool: int) -> bool:
+    """Whether no other pool's routes cross the links of a pool's routes."""
+    p = w.pools[pool]
+    if p.n != w.links[pool].n:
+        return False
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
         for e in range(r.first, r.last):
-            x = w.paths[e].link
-            if w.links[x].marked == 0:
-                w.links[x].owner = _common_home(w, x)
-    for k in range(region):
-        if w.links[w.region_links[k]].owner == MIXED:
-            _mix(w, w.region_links[k])
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
+            link = w.links[w.paths[e].link]
+            for a in range(link.first, link.first + link.n):
+                if w.routes[w.active[a].route].home != pool:
+                    return False
+    return True
+
+
+def _own(w: World, pool: int) -> None:
+    """Note that a pool keeps to itself."""
+    p = w.pools[pool]
+    p.limit = INFINITE
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
         for e in range(r.first, r.last):
-            x = w.paths[e].link
-            if w.links[x].marked == 0 and w.links[x].owner == MIXED:
-                _mix(w, x)
-    for k in range(region):
-        w.links[w.region_links[k]].marked = 0
-    for k in range(routes):
-        r = w.routes[w.region_routes[k]]
-        if r.home < s.n_links and w.links[r.home].owner == r.home:
-            _tighten(w, w.region_routes[k])
+            w.links[w.paths[e].link].owner = pool
+        _tighten(w, w.members[k])
 
 
-def _common_home(w: World, x: Id) -> int:
-    """The pool that all routes over a link belong to; MIXED if they belong to several."""
-    link = w.links[x]
-    common = NONE
-    for k in range(link.first, link.first + link.n):
-        home = w.routes[w.paths[w.active[k]].route].home
-        if common == NONE:
-            common = home
-        elif common != home:
-            return MIXED
-    return int(common)
-
-
-def _mix(w: World, x: Id) -> None:
-    """Pools that meet on a link no longer keep to themselves."""
-    s, link = w.state[0], w.links[x]
-    for k in range(link.first, link.first + link.n):
-        home = w.routes[w.paths[w.active[k]].route].home
-        if home < s.n_links:
-            w.links[home].owner = MIXED
+def _dissolve(w: World, pool: int) -> None:
+    """Note that a pool may no longer keep to itself."""
+    p = w.pools[pool]
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
+        r.rate = p.rate
+        for e in range(r.first, r.last):
+            w.links[w.paths[e].link].owner = MIXED
 
 
 # -- heaps -------------------------------------------------------------------------------------
 
 
-def _push_share(w: World, n: int, share: float, pool: int) -> int:
-    """Add to the shares, a binary heap in order of (share, pool); their number."""
-    i = n
+def _queue(w: World, x: Id, share: float) -> None:
+    """Put a link in its place among those to be filled, a heap in order of (share, link)."""
+    s, link = w.state[0], w.links[x]
+    before, link.share = link.share, share
+    if share == INFINITE:
+        _unqueue(w, x)
+    elif link.place < 0:
+        s.filling += 1
+        _rise_to_share(w, s.filling - 1, x)
+    elif share < before:
+        _rise_to_share(w, link.place, x)
+    else:
+        _sink_to_share(w, link.place, x)
+
+
+def _unqueue(w: World, x: Id) -> None:
+    """Take a link out of those to be filled."""
+    s, link = w.state[0], w.links[x]
+    i = link.place
+    if i < 0:
+        return
+    link.place = NONE
+    s.filling -= 1
+    last = w.filling[s.filling]
+    if last != x:
+        _sink_to_share(w, i, last)
+        _rise_to_share(w, w.links[last].place, last)
+
+
+def _rise_to_share(w: World, i: int, x: Id) -> None:
+    """Move a link up to its place from the gap at ``i``."""
+    share = w.links[x].share
     while i > 0:
         parent = (i - 1) >> 1
-        if w.share[parent] < share or (w.share[parent] == share and w.share_of[parent] < pool):
+        other = w.filling[parent]
+        if w.share[parent] < share or (w.share[parent] == share and other < x):
             break
-        w.share[i] = w.share[parent]
-        w.share_of[i] = w.share_of[parent]
+        w.filling[i], w.share[i] = other, w.share[parent]
+        w.links[other].place = i
         i = parent
-    w.share[i] = share
-    w.share_of[i] = pool
-    return n + 1
+    w.filling[i], w.share[i] = x, share
+    w.links[x].place = i
 
 
-def _pop_share(w: World, n: int) -> int:
-    """Drop the least of the shares; their number."""
-    n -= 1
-    share, pool = w.share[n], w.share_of[n]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
+def _sink_to_share(w: World, i: int, x: Id) -> None:
+    """Move a link down to its place from the gap at ``i``."""
+    n, share = w.state[0].filling, w.links[x].share
+    child = 2 * i + 1
+    while child < n:
         if child + 1 < n:
             a, b = w.share[child], w.share[child + 1]
-            if b < a or (b == a and w.share_of[child + 1] < w.share_of[child]):
-                child += 1
-        if share < w.share[child] or (share == w.share[child] and pool < w.share_of[child]):
+            if a == b:
+                child += w.filling[child + 1] < w.filling[child]
+            else:
+                child += b < a
+        other = w.filling[child]
+        if share < w.share[child] or (share == w.share[child] and x < other):
             break
-        w.share[i] = w.share[child]
-        w.share_of[i] = w.share_of[child]
+        w.filling[i], w.share[i] = other, w.share[child]
+        w.links[other].place = i
         i = child
-    w.share[i] = share
-    w.share_of[i] = pool
-    return n
+        child = 2 * i + 1
+    w.filling[i], w.share[i] = x, share
+    w.links[x].place = i
 
 
 def _push_flow(w: World, route: Id, op: Id) -> None:
@@ -728,75 +767,67 @@ def _sink(w: World, first: int, n: int, i: int) -> None:
 
 
 def _schedule(w: World, pool: int) -> None:
-    """Enter when a pool's next transfer ends into the agenda, a heap in order of (next, pool)."""
+    """Enter when a pool's next transfer ends into the agenda, a heap in order of (time, pool)."""
     s, p = w.state[0], w.pools[pool]
     if p.n == 0:
         _unschedule(w, pool)
         return
     left = w.routes[w.members[p.first]].key - p.service
-    p.next = max(p.at + max(left, 0.0) / p.rate, s.now)
+    time = max(p.at + max(left, 0.0) / p.rate, s.now)
     if p.place < 0:
-        p.place = s.busy_pools
-        w.agenda[s.busy_pools] = pool
         s.busy_pools += 1
-    if s.busy_pools > 1:
-        _agenda_sink(w, p.place)
-        _agenda_rise(w, p.place)
+        _rise_to_time(w, s.busy_pools - 1, pool, time)
+    elif time < w.due[p.place]:
+        _rise_to_time(w, p.place, pool, time)
+    else:
+        _sink_to_time(w, p.place, pool, time)
 
 
 def _unschedule(w: World, pool: int) -> None:
     s, p = w.state[0], w.pools[pool]
-    if p.place < 0:
+    i = p.place
+    if i < 0:
         return
+    p.place = NONE
     s.busy_pools -= 1
     last = w.agenda[s.busy_pools]
-    place = p.place
-    p.place = NONE
     if last != pool:
-        w.agenda[place] = last
-        w.pools[last].place = place
-        _agenda_sink(w, place)
-        _agenda_rise(w, w.pools[last].place)
+        time = w.due[s.busy_pools]
+        _sink_to_time(w, i, last, time)
+        _rise_to_time(w, w.pools[last].place, last, time)
 
 
-def _agenda_rise(w: World, i: int) -> None:
-    pool = w.agenda[i]
-    time = w.pools[pool].next
+def _rise_to_time(w: World, i: int, pool: int, time: float) -> None:
+    """Move a pool up the agenda to its place from the gap at ``i``."""
     while i > 0:
         parent = (i - 1) >> 1
         other = w.agenda[parent]
-        x = w.pools[other]
-        if x.next < time or (x.next == time and other < pool):
+        if w.due[parent] < time or (w.due[parent] == time and other < pool):
             break
-        w.agenda[i] = other
-        x.place = i
+        w.agenda[i], w.due[i] = other, w.due[parent]
+        w.pools[other].place = i
         i = parent
-    w.agenda[i] = pool
+    w.agenda[i], w.due[i] = pool, time
     w.pools[pool].place = i
 
 
-def _agenda_sink(w: World, i: int) -> None:
+def _sink_to_time(w: World, i: int, pool: int, time: float) -> None:
+    """Move a pool down the agenda to its place from the gap at ``i``."""
     n = w.state[0].busy_pools
-    pool = w.agenda[i]
-    time = w.pools[pool].next
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
-        a = w.agenda[child]
+    child = 2 * i + 1
+    while child < n:
         if child + 1 < n:
-            b = w.agenda[child + 1]
-            ta, tb = w.pools[a].next, w.pools[b].next
-            if ta == tb:
-                child += b < a
+            a, b = w.due[child], w.due[child + 1]
+            if a == b:
+                child += w.agenda[child + 1] < w.agenda[child]
             else:
-                child += tb < ta
-            a = w.agenda[child]
-        x = w.pools[a]
-        if time < x.next or (time == x.next and pool < a):
+                child += b < a
+        other = w.agenda[child]
+        if time < w.due[child] or (time == w.due[child] and pool < other):
             break
-        w.agenda[i] = a
-        x.place = i
+        w.agenda[i], w.due[i] = other, w.due[child]
+        w.pools[other].place = i
         i = child
-    w.agenda[i] = pool
+        child = 2 * i + 1
+    w.agenda[i], w.due[i] = pool, time
     w.pools[pool].place = i

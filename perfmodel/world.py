@@ -42,9 +42,9 @@ def _record(**kinds: str) -> np.dtype[Any]:
 STATE = _record(
     f8="now gap_seconds soon_since",
     i8="raised key at_once",
-    i4="n_ops n_links n_groups limit depth first_span end_span weighted timer_room bins staggered "
+    i4="n_ops n_links n_groups limit depth first_span end_span plain timer_room bins staggered "
     "slowest fastest behind gap_max timers soon soon_first touched changed busy_pools walks fault "
-    "culprit",
+    "culprit region_links region_routes filling",
 )
 OP = _record(  # 64 bytes, as a cache line has
     f8="seconds bytes since level",
@@ -59,15 +59,16 @@ HOLD = _record(i4="slot units")
 SLOT = _record(
     f8="released busy", i8="free", i4="first waiting touched releaser group head _1 _2 _3 _4"
 )
-LINK = _record(f8="capacity load left open", i4="first n owner marked unfixed")
+LINK = _record(f8="capacity load share left open above", i4="first n owner marked place stale")
 PATH = _record(f8="units", i4="link route at")
+ACTIVE = _record(f8="load", i4="path route open")
 ROUTE = _record(
     f8="weight served joined key",
-    i4="lead flow count settled changed home place first",
-    F8="cap level goal_level _1 _2 _3",
-    I4="last fixed goal step",
+    i4="lead flow count settled changed place first last",
+    F8="cap rate _1 _2 _3 _4",
+    I4="home marked goal step",
 )
-POOL = _record(f8="service at rate limit next", i4="first n place noted _1 _2")
+POOL = _record(f8="service at rate limit _1 _2", i4="first n place noted")
 GROUP = _record(i4="iterations device")
 STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
@@ -107,15 +108,16 @@ class World(NamedTuple):
     probes: Any
     watches: Any
     history: Any
+    active: Any
     into: Any
     into_first: Any
     need: Any
     arrived: Any
     queue: Any
-    active: Any
     members: Any
     flying: Any
     agenda: Any
+    due: Any
     timer_time: Any
     timer_what: Any
     soon: Any
@@ -125,8 +127,8 @@ class World(NamedTuple):
     region_links: Any
     region_routes: Any
     region_pools: Any
+    filling: Any
     share: Any
-    share_of: Any
     span_ready: Any
     span_start: Any
     span_end: Any
@@ -155,7 +157,7 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
         World._fields,
         (
             *(STATE, OP, EDGE, GATE_EDGE, HOLD, SLOT, LINK, PATH, ROUTE, POOL, GROUP, STREAM),
-            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, WATCH, HISTORY),
+            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, WATCH, HISTORY, ACTIVE),
         ),
         strict=False,
     )
@@ -164,13 +166,13 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
 for _kind, _names in (
     (
         _I,
-        "into into_first need arrived queue active members flying agenda soon touched changed "
-        "ended region_links region_routes region_pools share_of cause watched",
+        "into into_first need arrived queue members flying agenda soon touched changed "
+        "ended region_links region_routes region_pools filling cause watched",
     ),
     (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
     (
         _F,
-        "timer_time share span_ready span_start span_end late table "
+        "timer_time share due span_ready span_start span_end late table "
         "stamp_time moved waits marked_at marked_busy marked_waits critical critical_count",
     ),
 ):
@@ -319,7 +321,8 @@ def _lay_out(graph: OpGraph) -> World:
     paths["link"], paths["units"] = graph.route_links, graph.route_units
     paths["route"] = np.repeat(np.arange(n_routes), np.diff(graph.route_start))
     routes = _aligned(n_routes, ROUTE)
-    routes["cap"], routes["weight"] = graph.route_cap_bytes_per_s, graph.route_weight
+    routes["weight"] = graph.route_weight
+    routes["cap"] = graph.route_cap_bytes_per_s / graph.route_weight
     routes["first"], routes["last"] = graph.route_start[:-1], graph.route_start[1:]
     routes["home"] = routes["place"] = NONE
     users = np.concatenate([ops["route"][:n], alternatives["route"]])
@@ -345,11 +348,16 @@ def _lay_out(graph: OpGraph) -> World:
     stamp_count = np.zeros(stamps, _L)
 
     state = np.zeros(1, STATE)
+    plain = bool(
+        np.all(graph.route_weight == 1.0)
+        and np.all(graph.route_units == 1.0)
+        and np.all(np.isinf(graph.route_cap_bytes_per_s))
+    )
     for name, value in (
         ("n_ops", n),
         ("n_links", n_links),
         ("n_groups", groups),
-        ("weighted", bool(np.any(graph.route_weight != 1.0) or np.any(graph.route_units != 1.0))),
+        ("plain", plain),
         ("behind", groups),
         ("timer_room", n + 64),
         ("staggered", graph.staggered),
@@ -384,10 +392,11 @@ def _lay_out(graph: OpGraph) -> World:
         need=need,
         arrived=no_ids,
         queue=np.zeros(len(holds), _I),
-        active=np.zeros(len(paths), _I),
+        active=np.zeros(len(paths), ACTIVE),
         members=np.zeros(len(paths) + n_routes, _I),
         flying=np.zeros(int(flows[-1]), _I),
         agenda=np.zeros(len(pools), _I),
+        due=np.zeros(len(pools)),
         timer_time=np.zeros(n + 64),
         timer_what=np.zeros(n + 64, _L),
         soon=np.zeros(n + 1, _I),
@@ -397,8 +406,8 @@ def _lay_out(graph: OpGraph) -> World:
         region_links=np.zeros(n_links, _I),
         region_routes=np.zeros(n_routes, _I),
         region_pools=np.zeros(n_links, _I),
-        share=np.zeros(len(pools)),
-        share_of=np.zeros(len(pools), _I),
+        filling=np.zeros(n_links, _I),
+        share=np.zeros(n_links),
         history=np.zeros(0, HISTORY),
         span_ready=nothing,
         span_start=nothing,
