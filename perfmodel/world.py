@@ -62,10 +62,10 @@ SLOT = _record(
 LINK = _record(f8="capacity load left open", i4="first n owner marked unfixed")
 PATH = _record(f8="units", i4="link route at")
 ROUTE = _record(
-    f8="weight served joined key",
-    i4="lead flow count settled changed home place first",
-    F8="cap level goal_level _1 _2 _3",
-    I4="last fixed goal step",
+    f8="weight served joined level",
+    i4="lead count settled changed home step first last",
+    F8="cap goal_level _1 _2 _3 _4",
+    I4="flow fixed goal _5",
 )
 POOL = _record(f8="service at rate limit next", i4="first n place noted _1 _2")
 GROUP = _record(i4="iterations device")
@@ -113,6 +113,8 @@ class World(NamedTuple):
     queue: Any
     active: Any
     members: Any
+    keys: Any
+    places: Any
     flying: Any
     agenda: Any
     timer_time: Any
@@ -163,13 +165,13 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
 for _kind, _names in (
     (
         _I,
-        "into into_first need arrived queue active members flying agenda soon touched changed "
+        "into into_first need arrived queue active members places flying agenda soon touched changed "
         "ended region_links region_routes region_pools share_of cause watched",
     ),
     (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
     (
         _F,
-        "timer_time share span_ready span_start span_end late table "
+        "keys timer_time share span_ready span_start span_end late table "
         "stamp_time moved waits marked_at marked_busy marked_waits critical critical_count",
     ),
 ):
@@ -242,7 +244,7 @@ def give_back(graph: OpGraph, kept: Kept) -> None:
 _kept: WeakKeyDictionary[OpGraph, Kept] = WeakKeyDictionary()
 _REWRITTEN = tuple(
     (
-        "state links paths groups slots routes pools streams extras specials items probes "
+        "state links paths groups slots routes places pools streams extras specials items probes "
         "counters moved waits marked_at marked_busy marked_waits "
         "histogram stale_sum stale_count stamp_time stamp_count"
     ).split()
@@ -320,7 +322,7 @@ def _lay_out(graph: OpGraph) -> World:
     routes = _aligned(n_routes, ROUTE)
     routes["cap"], routes["weight"] = graph.route_cap_bytes_per_s, graph.route_weight
     routes["first"], routes["last"] = graph.route_start[:-1], graph.route_start[1:]
-    routes["home"] = routes["place"] = NONE
+    routes["home"] = NONE
     users = np.concatenate([ops["route"][:n], alternatives["route"]])
     flows = _starts(np.bincount(users[users >= 0], minlength=n_routes))
     routes["flow"] = flows[:-1]
@@ -385,6 +387,8 @@ def _lay_out(graph: OpGraph) -> World:
         queue=np.zeros(len(holds), _I),
         active=np.zeros(len(paths), _I),
         members=np.zeros(len(paths) + n_routes, _I),
+        keys=np.zeros(len(paths) + n_routes),
+        places=np.full(n_routes, NONE, _I),
         flying=np.zeros(int(flows[-1]), _I),
         agenda=np.zeros(len(pools), _I),
         timer_time=np.zeros(n + 64),
@@ -767,14 +771,16 @@ def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
     route = column(world, "ops", "route")[ops]
     routes = {
         name: column(world, "routes", name)[route]
-        for name in ("home", "place", "served", "joined", "weight")
+        for name in ("home", "served", "joined", "weight")
     }
     now = float(column(world, "state", "now")[0])
     pools = {
         name: column(world, "pools", name)[routes["home"]] for name in ("service", "at", "rate")
     }
     service = pools["service"] + (now - pools["at"]) * pools["rate"]
-    since = np.where(routes["place"] >= 0, (service - routes["joined"]) * routes["weight"], 0.0)
+    since = np.where(
+        np.array(world.places)[route] >= 0, (service - routes["joined"]) * routes["weight"], 0.0
+    )
     level = column(world, "ops", "level")[ops]
     return ops, level - routes["served"] - since
 
