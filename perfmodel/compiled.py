@@ -119,7 +119,7 @@ def _functions() -> dict[str, Any]:
     """
     import numba
 
-    from perfmodel.compiledworld import world_type
+    from perfmodel.compiledworld import prefetch, world_type
 
     made: dict[str, Any] = {}
     options: Any = {
@@ -137,7 +137,7 @@ def _functions() -> dict[str, Any]:
                 copy.__annotations__ = value.__annotations__
                 made[name] = numba.njit(**options)(copy)
     for scope in scopes:
-        scope.update(made)
+        scope.update(made, prefetch=prefetch)
     types = {"World": world_type(), "Id": numba.int64, "int": numba.int64, "float": numba.float64}
     done: set[str] = set()
 

@@ -458,12 +458,25 @@ def _start(w: World, op: Id, releaser: int) -> None:
             mailbox.count = 0
     if seconds > 0.0:
         o.phase = WORKING
+        _expect(w, op)
         _set_timer(w, s.now + seconds, FLOW_STARTS if o.route >= 0 else OP_ENDS, op)
     elif o.route >= 0:
         _move(w, op)
     else:
         o.phase = WORKING
         _end_soon(w, op)
+
+
+def _expect(w: World, op: Id) -> None:
+    """Have those who wait for ``op`` in the cache by the time it ends."""
+    for k in range(w.ops[op].out, w.ops[op + 1].out):
+        target = w.edges[k].target
+        if target >= 0:
+            prefetch(w, target)
+
+
+def prefetch(w: World, op: Id) -> None:
+    """Bring the record of ``op`` into the cache, where there is one: compiled code does."""
 
 
 def _move(w: World, op: Id) -> None:
@@ -478,6 +491,7 @@ def _move(w: World, op: Id) -> None:
         x.left = max(amount - x.quantum, 0.0)
         amount = min(amount, x.quantum)
     if amount > 0.0:
+        _expect(w, op)
         flow_starts(w, op, amount)
     else:
         _end_soon(w, op)

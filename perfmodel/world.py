@@ -165,8 +165,8 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
 for _kind, _names in (
     (
         _I,
-        "into into_first need arrived queue active members places flying agenda soon touched changed "
-        "ended region_links region_routes region_pools share_of cause watched",
+        "into into_first need arrived queue active members places flying agenda soon touched "
+        "changed ended region_links region_routes region_pools share_of cause watched",
     ),
     (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
     (
