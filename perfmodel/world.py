@@ -48,9 +48,10 @@ STATE = _record(
 )
 OP = _record(  # 64 bytes, as a cache line has
     f8="seconds bytes since level",
-    i4="missing early taken out hold route extra",
+    i4="missing early taken",
     i2="priority",
     i1="phase holds",
+    I4="out hold route extra",
 )
 EXTRA = _record(f8="latency", i4="stream special watch mark")
 EDGE = _record(i4="target tokens")
@@ -194,14 +195,12 @@ def make_world(
     kept = _kept.pop(graph, None)
     if kept is None:
         layout = _lay_out(graph)
-        kept = Kept(
-            layout,
-            {name: getattr(layout, name).copy() for name in _REWRITTEN},
-            {name: layout.ops[name].copy() for name in _OP_REWRITTEN},
-            layout.edges["tokens"].copy(),
-        )
+        written = [getattr(layout, name).view(np.uint8) for name in _REWRITTEN]
+        written += [layout.edges["tokens"], _part(layout.ops, *_OP_REWRITTEN)]
+        kept = Kept(layout, [(values, values.copy()) for values in written])
     else:
-        _rewind(kept)
+        for values, first in kept.written:
+            values[:] = first
     n, groups = graph.n_ops, graph.n_groups
     world = kept.world._replace(
         arrived=np.zeros(n if depth else 0, _I),
@@ -225,15 +224,13 @@ def make_world(
 
 
 class Kept(NamedTuple):
-    """A world that is no longer in use, and what makes it new again.
+    """A world that is no longer in use, and what was written in it, with the values at first.
 
     Memory that was used before costs a fraction of memory fresh from the operating system.
     """
 
     world: World
-    arrays: dict[str, NDArray[Any]]
-    op_fields: dict[str, NDArray[Any]]
-    tokens: NDArray[Any]
+    written: list[tuple[NDArray[Any], NDArray[Any]]]
 
 
 def give_back(graph: OpGraph, kept: Kept) -> None:
@@ -249,19 +246,19 @@ _REWRITTEN = tuple(
         "histogram stale_sum stale_count stamp_time stamp_count"
     ).split()
 )
-_OP_REWRITTEN = ("missing", "early", "taken", "phase")
+_OP_REWRITTEN = ("missing", "holds")
+"""The first and the last of the fields that are written; those between them go along."""
 _SPANS = ("span_ready", "span_start", "span_end")
 
 
-def _rewind(kept: Kept) -> None:
-    """Undo what a simulation has written, as far as the next one reads it."""
-    for name, values in kept.arrays.items():
-        getattr(kept.world, name)[:] = values
-    kept.world.edges["tokens"] = kept.tokens
-    ops = kept.world.ops
-    for at in range(0, len(ops), _CHUNK):
-        for name, values in kept.op_fields.items():
-            ops[at : at + _CHUNK][name] = values[at : at + _CHUNK]
+def _part(records: NDArray[Any], first: str, last: str) -> NDArray[Any]:
+    """The bytes of the fields from ``first`` to ``last``, as one item for each record."""
+    fields: Any = records.dtype.fields
+    begin, (kind, end) = fields[first][1], fields[last][:2]
+    names, formats = ["part"], [f"V{end + kind.itemsize - begin}"]
+    size = records.dtype.itemsize
+    part = np.dtype({"names": names, "formats": formats, "offsets": [begin], "itemsize": size})
+    return np.ndarray(len(records), part, records)["part"]
 
 
 def _lay_out(graph: OpGraph) -> World:
