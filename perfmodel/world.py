@@ -271,13 +271,14 @@ def _lay_out(graph: OpGraph) -> World:
     free_ride = (np.diff(graph.route_start) == 0) & np.isinf(graph.route_cap_bytes_per_s)
     by_route = np.append(np.where(free_ride, NONE, np.arange(len(free_ride))), NONE).astype(_I)
     noisy = np.append(graph.stream_cv > 0.0, False)
+    holds, hold = _holds(graph)
     ops = _aligned(n + 1, OP)
     for at in range(0, n + 1, _CHUNK):  # what was just written is still in the cache
         part = slice(at, min(at + _CHUNK, n))
         some = ops[part]
         some["seconds"] = graph.op_seconds[part]
         some["bytes"] = graph.op_bytes[part]
-        some["hold"] = graph.hold_start[part]
+        some["hold"] = hold[part]
         some["holds"] = np.diff(graph.hold_start[at : part.stop + 1])
         some["out"] = out_start[part]
         some["missing"] = lacking[part]
@@ -294,18 +295,16 @@ def _lay_out(graph: OpGraph) -> World:
     extras.set("stream", np.flatnonzero(streams_of != NONE), streams_of[streams_of != NONE])
     extras.set("mark", graph.group_mark, np.arange(groups))
 
-    holds = np.zeros(len(graph.hold_slots), HOLD)
-    holds["slot"], holds["units"] = graph.hold_slots, graph.hold_units
-    specials, alternatives, more, items, gate_edges = _rules(
+    specials, alternatives, chosen, items, gate_edges = _rules(
         graph, ops, extras, edges, need, by_route
     )
-    holds = np.concatenate([holds, more]) if len(more) else holds
 
     slots = _aligned(len(graph.slot_capacity), SLOT)
     slots["free"] = graph.slot_capacity
     slots["released"], slots["releaser"], slots["group"] = -1.0, NONE, NONE
     slots["group"][graph.group_device] = np.arange(groups)
-    slots["first"] = _starts(np.bincount(holds["slot"], minlength=len(slots)))[:-1]
+    waiting = _starts(np.bincount(np.append(graph.hold_slots, chosen), minlength=len(slots)))
+    slots["first"] = waiting[:-1]
 
     n_routes, n_links = len(graph.route_weight), len(graph.link_capacity_bytes_per_s)
     links = np.zeros(n_links, LINK)
@@ -381,7 +380,7 @@ def _lay_out(graph: OpGraph) -> World:
         into_first=in_start.astype(_I),
         need=need,
         arrived=no_ids,
-        queue=np.zeros(len(holds), _I),
+        queue=np.zeros(int(waiting[-1]), _I),
         active=np.zeros(len(paths), _I),
         members=np.zeros(len(paths) + n_routes, _I),
         keys=np.zeros(len(paths) + n_routes),
@@ -490,6 +489,28 @@ class _Extras:
         return extras
 
 
+def _holds(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What ops hold, and where that of each begins.
+
+    First comes one unit of each slot. All that hold just that share it, and it stays in the cache.
+    """
+    counts, first, slots = (
+        np.diff(graph.hold_start),
+        graph.hold_start[:-1],
+        len(graph.slot_capacity),
+    )
+    single = counts == 1
+    single[single] = graph.hold_units[first[single]] == 1
+    listed = np.repeat(~single, counts)
+    holds = np.ones(slots + int(listed.sum()), HOLD)
+    holds["slot"][:slots] = np.arange(slots)
+    holds["slot"][slots:] = graph.hold_slots[listed]
+    holds["units"][slots:] = graph.hold_units[listed]
+    hold = slots + _starts(counts * ~single)[:-1]
+    hold[single] = graph.hold_slots[first[single]]
+    return holds, hold
+
+
 def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
     """Edges by source, their numbers by target, and where each op's begin."""
     n = graph.n_ops
@@ -512,12 +533,12 @@ def _rules(
     need: NDArray[Any],
     by_route: NDArray[Any],
 ) -> tuple[NDArray[Any], ...]:
-    """Specials, alternatives, the holds of alternatives, items of batches, edges of gates."""
+    """Specials, alternatives, the slots of alternatives, items of batches, edges of gates."""
     gates: dict[int, list[int]] = {}
     special: list[dict[str, Any]] = []
     index: dict[int, int] = {}
     alternatives: list[tuple[float, int, int, int]] = []
-    holds: list[tuple[int, int]] = []
+    slots: list[int] = []
     items: list[tuple[float, int, int, int, int]] = []
 
     def of(op: int) -> dict[str, Any]:
@@ -564,8 +585,8 @@ def _rules(
                     hold, held = int(ops["hold"][op]), int(ops["holds"][op])
                     if rule.slots is not None:
                         slot = int(rule.slots[row, k])
-                        hold, held = len(graph.hold_slots) + len(holds), int(slot != NONE)
-                        holds += [(slot, 1)] if slot != NONE else []
+                        hold, held = slot, int(slot != NONE)
+                        slots += [slot] if slot != NONE else []
                     moves = graph.op_bytes[op] > 0.0
                     alternatives.append((latency, hold, held, route if moves else NONE))
         elif isinstance(rule, (Quorum, Every)):
@@ -594,7 +615,7 @@ def _rules(
     return (
         specials,
         np.array(alternatives, ALTERNATIVE),
-        np.array(holds, HOLD),
+        np.array(slots, _L),
         np.array(items, ITEM),
         np.array([tuple(edge) for edge in gates.values()], GATE_EDGE),
     )
