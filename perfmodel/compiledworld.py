@@ -108,18 +108,19 @@ def _getattr(context: Any, builder: Any, world: WorldType, pointer: Any, name: s
 
 @intrinsic
 def prefetch(_: Any, world: Any, op: Any) -> Any:
-    """Have the record of an op, which will be written, brought into the cache meanwhile."""
+    """Have what is kept of an op, which will be written, brought into the cache meanwhile."""
 
     def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointer, index = arguments
-        array = _getattr(context, builder, world, pointer, "ops")
-        ops = context.make_array(world.arrays[world.index["ops"]])(context, builder, array)
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
         call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        place = builder.bitcast(builder.gep(ops.data, [index]), byte)
         write, near, data = flag(1), flag(3), flag(1)
-        builder.call(call, [place, write, near, data])
+        for name in ("ops", "need"):
+            array = _getattr(context, builder, world, pointer, name)
+            values = context.make_array(world.arrays[world.index[name]])(context, builder, array)
+            place = builder.bitcast(builder.gep(values.data, [index]), byte)
+            builder.call(call, [place, write, near, data])
         return context.get_dummy_value()
 
     return types.void(world, op), lower
