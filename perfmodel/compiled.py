@@ -127,7 +127,7 @@ def _functions() -> dict[str, Any]:
     """
     import numba
 
-    from perfmodel.compiledworld import prefetch, world_type
+    from perfmodel.compiledworld import PREFETCHES, world_type
 
     made: dict[str, Any] = {}
     options: Any = {
@@ -145,7 +145,7 @@ def _functions() -> dict[str, Any]:
                 copy.__annotations__ = value.__annotations__
                 made[name] = numba.njit(**options, forceinline=name in INLINED)(copy)
     for scope in scopes:
-        scope.update(made, prefetch=prefetch)
+        scope.update(made | PREFETCHES)
     types = {"World": world_type(), "Id": numba.int64, "int": numba.int64, "float": numba.float64}
     done: set[str] = set()
 

@@ -106,21 +106,29 @@ def _getattr(context: Any, builder: Any, world: WorldType, pointer: Any, name: s
     return array._getvalue()
 
 
-@intrinsic
-def prefetch(_: Any, world: Any, op: Any) -> Any:
-    """Have what is kept of an op, which will be written, brought into the cache meanwhile."""
+def _prefetch(*names: str) -> Any:
+    """A function that has an entry of these arrays, to be written, brought into the cache."""
 
-    def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        pointer, index = arguments
-        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        write, near, data = flag(1), flag(3), flag(1)
-        for name in ("ops", "need"):
-            array = _getattr(context, builder, world, pointer, name)
-            values = context.make_array(world.arrays[world.index[name]])(context, builder, array)
-            place = builder.bitcast(builder.gep(values.data, [index]), byte)
-            builder.call(call, [place, write, near, data])
-        return context.get_dummy_value()
+    @intrinsic
+    def prefetch(_: Any, world: Any, index: Any) -> Any:
+        def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            pointer, at = arguments
+            byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+            call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+            write, near, data = flag(1), flag(3), flag(1)
+            for name in names:
+                array = _getattr(context, builder, world, pointer, name)
+                kind = world.arrays[world.index[name]]
+                first = context.make_array(kind)(context, builder, array).data
+                place = builder.bitcast(builder.gep(first, [at]), byte)
+                builder.call(call, [place, write, near, data])
+            return context.get_dummy_value()
 
-    return types.void(world, op), lower
+        return types.void(world, index), lower
+
+    return prefetch
+
+
+PREFETCHES = {"prefetch_op": _prefetch("ops", "need"), "prefetch_edge": _prefetch("edges")}
+"""What takes the place of functions of the event loop that do nothing."""

@@ -42,6 +42,8 @@ KIND = 1 << 32
 SAME_INSTANT = 1.0 + 2.0**-46
 """Times that differ by less than this factor are one instant: what happens at once by design
 would otherwise be torn apart by rounding. A power of two, so that it scales exactly."""
+EDGES_IN_LINE = 8
+"""Edges in a line of the cache."""
 CAUSES = 6
 """As many as graph.CAUSES."""
 
@@ -468,15 +470,23 @@ def _start(w: World, op: Id, releaser: int) -> None:
 
 
 def _expect(w: World, op: Id) -> None:
-    """Have those who wait for ``op`` in the cache by the time it ends."""
-    for k in range(w.ops[op].out, w.ops[op + 1].out):
-        target = w.edges[k].target
-        if target >= 0:
-            prefetch(w, target)
+    """Have what is needed when ``op`` ends in the cache by then.
+
+    That is who waits for it, and soon the edges of the ops behind it, which mostly follow it.
+    """
+    first = w.ops[op].out
+    for k in range(first, w.ops[op + 1].out):
+        if w.edges[k].target >= 0:
+            prefetch_op(w, w.edges[k].target)
+    prefetch_edge(w, first + EDGES_IN_LINE)
 
 
-def prefetch(w: World, op: Id) -> None:
-    """Bring the record of ``op`` into the cache, where there is one: compiled code does."""
+def prefetch_op(w: World, op: Id) -> None:
+    """Bring an op into the cache, where there is one: compiled code does."""
+
+
+def prefetch_edge(w: World, k: int) -> None:
+    """Bring an edge into the cache."""
 
 
 def _move(w: World, op: Id) -> None:
