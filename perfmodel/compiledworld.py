@@ -17,6 +17,7 @@ from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
     NativeValue,
     infer_getattr,
+    intrinsic,
     lower_getattr_generic,
     models,
     register_model,
@@ -103,3 +104,31 @@ def _getattr(context: Any, builder: Any, world: WorldType, pointer: Any, name: s
         meminfo=None,
     )
     return array._getvalue()
+
+
+def _prefetch(*names: str) -> Any:
+    """A function that has an entry of these arrays, to be written, brought into the cache."""
+
+    @intrinsic
+    def prefetch(_: Any, world: Any, index: Any) -> Any:
+        def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            pointer, at = arguments
+            byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+            call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+            write, near, data = flag(1), flag(3), flag(1)
+            for name in names:
+                array = _getattr(context, builder, world, pointer, name)
+                kind = world.arrays[world.index[name]]
+                first = context.make_array(kind)(context, builder, array).data
+                place = builder.bitcast(builder.gep(first, [at]), byte)
+                builder.call(call, [place, write, near, data])
+            return context.get_dummy_value()
+
+        return types.void(world, index), lower
+
+    return prefetch
+
+
+PREFETCHES = {"prefetch_op": _prefetch("ops", "need"), "prefetch_edge": _prefetch("edges")}
+"""What takes the place of functions of the event loop that do nothing."""

@@ -42,6 +42,8 @@ KIND = 1 << 32
 SAME_INSTANT = 1.0 + 2.0**-46
 """Times that differ by less than this factor are one instant: what happens at once by design
 would otherwise be torn apart by rounding. A power of two, so that it scales exactly."""
+EDGES_IN_LINE = 8
+"""Edges in a line of the cache."""
 CAUSES, BOUND = 6, 3
 """As many as graph.CAUSES, and the place there of the cause that is not followed any further back:
 who is held up by a bound waits for the bound, whatever the others are doing meanwhile."""
@@ -460,12 +462,33 @@ def _start(w: World, op: Id, releaser: int) -> None:
             mailbox.count = 0
     if seconds > 0.0:
         o.phase = WORKING
+        _expect(w, op)
         _set_timer(w, s.now + seconds, FLOW_STARTS if o.route >= 0 else OP_ENDS, op)
     elif o.route >= 0:
         _move(w, op)
     else:
         o.phase = WORKING
         _end_soon(w, op)
+
+
+def _expect(w: World, op: Id) -> None:
+    """Have what is needed when ``op`` ends in the cache by then.
+
+    That is who waits for it, and soon the edges of the ops behind it, which mostly follow it.
+    """
+    first = w.ops[op].out
+    for k in range(first, w.ops[op + 1].out):
+        if w.edges[k].target >= 0:
+            prefetch_op(w, w.edges[k].target)
+    prefetch_edge(w, first + EDGES_IN_LINE)
+
+
+def prefetch_op(w: World, op: Id) -> None:
+    """Bring an op into the cache, where there is one: compiled code does."""
+
+
+def prefetch_edge(w: World, k: int) -> None:
+    """Bring an edge into the cache."""
 
 
 def _move(w: World, op: Id) -> None:
@@ -484,6 +507,7 @@ def _move(w: World, op: Id) -> None:
             x.left = max(amount - x.quantum, 0.0)
             amount = min(amount, x.quantum)
     if amount > 0.0:
+        _expect(w, op)
         flow_starts(w, op, amount)
     else:
         _end_soon(w, op)

@@ -45,7 +45,7 @@ def flow_starts(w: World, op: Id, amount: float) -> None:
     r = w.routes[route]
     if r.count == 0:
         r.served = 0.0
-    elif r.place >= 0:
+    elif w.places[route] >= 0:
         _bring_up(w, route)
     o.level = r.served + amount
     w.moved[route] += amount
@@ -54,7 +54,7 @@ def flow_starts(w: World, op: Id, amount: float) -> None:
     else:
         _push_flow(w, route, op)
     r.count += 1
-    if r.place >= 0 and r.lead == op:
+    if w.places[route] >= 0 and r.lead == op:
         _set_key(w, route)
         _schedule(w, r.home)
     _note(w, route)
@@ -67,7 +67,7 @@ def flow_ends(w: World) -> int:
     p = w.pools[pool]
     route = w.members[p.first]
     r = w.routes[route]
-    p.service, p.at = r.key, s.now
+    p.service, p.at = w.keys[p.first], s.now
     level = w.ops[r.lead].level
     r.served, r.joined = level, p.service
     n = 0
@@ -93,9 +93,9 @@ def flow_ends(w: World) -> int:
 def _ends_with(w: World, pool: int) -> bool:
     """Whether another of the pool's routes ends a transfer together with the first."""
     p = w.pools[pool]
-    key = w.routes[w.members[p.first]].key + w.state[0].now * AT_ONCE * p.rate
+    key = w.keys[p.first] + w.state[0].now * AT_ONCE * p.rate
     for k in range(1, min(p.n, 3)):
-        if w.routes[w.members[p.first + k]].key <= key:
+        if w.keys[p.first + k] <= key:
             return True
     return False
 
@@ -120,11 +120,11 @@ def settle(w: World) -> None:
         step = r.count - r.settled
         r.step = step
         r.settled = r.count
-        if r.count == 0 and r.place >= 0:
+        if r.count == 0 and w.places[route] >= 0:
             _leave(w, route)
             _schedule(w, r.home)
         if step == 0:
-            if r.count > 0 and r.place < 0:
+            if r.count > 0 and w.places[route] < 0:
                 _join(w, route, r.home)
             continue
         if r.count == step:  # nothing was there before
@@ -133,7 +133,7 @@ def settle(w: World) -> None:
         if home >= 0 and home < s.n_links and w.links[home].owner == home:
             if step > 0:
                 _tighten(w, route)
-            if r.count > 0 and r.place < 0:
+            if r.count > 0 and w.places[route] < 0:
                 _join(w, route, home)
             if w.pools[home].noted == 0:
                 w.pools[home].noted = 1
@@ -196,16 +196,15 @@ def _set_rate(w: World, pool: int, rate: float) -> None:
 def _set_key(w: World, route: int) -> None:
     """Place a route in its pool by the service at which its next transfer ends."""
     r = w.routes[route]
+    first, place = w.pools[r.home].first, w.places[route]
     left = w.ops[r.lead].level - r.served
     key = r.joined + left / r.weight
-    first = w.pools[r.home].first
-    if key >= r.key and r.place == 0:
-        r.key = key
-        _sink(w, first, w.pools[r.home].n, 0)
+    later = key >= w.keys[first + place]
+    w.keys[first + place] = key
+    if later:
+        _sink(w, first, w.pools[r.home].n, place)
     else:
-        r.key = key
-        _sink(w, first, w.pools[r.home].n, r.place)
-        _rise(w, first, r.place)
+        _rise(w, first, place)
 
 
 def _join(w: World, route: int, pool: int) -> None:
@@ -217,8 +216,9 @@ def _join(w: World, route: int, pool: int) -> None:
         advance_service(w, pool)
     r.home = pool
     r.joined = p.service
-    r.place = p.n
+    w.places[route] = p.n
     w.members[p.first + p.n] = route
+    w.keys[p.first + p.n] = INFINITE
     p.n += 1
     _set_key(w, route)
     if p.rate > 0.0:
@@ -226,17 +226,16 @@ def _join(w: World, route: int, pool: int) -> None:
 
 
 def _leave(w: World, route: int) -> None:
-    r = w.routes[route]
-    p = w.pools[r.home]
+    p = w.pools[w.routes[route].home]
     p.n -= 1
     last = w.members[p.first + p.n]
-    place = r.place
-    r.place = NONE
+    place = w.places[route]
+    w.places[route] = NONE
     if last != route:
         w.members[p.first + place] = last
-        w.routes[last].place = place
+        w.keys[p.first + place] = w.keys[p.first + p.n]
         _sink(w, p.first, p.n, place)
-        _rise(w, p.first, w.routes[last].place)
+        _rise(w, p.first, w.places[last])
 
 
 # -- loads and owners --------------------------------------------------------------------------
@@ -335,7 +334,7 @@ def _tighten(w: World, route: int) -> None:
 def _set_own_pace(w: World, route: int) -> None:
     """Give a route on no link the rate of its cap."""
     s, r = w.state[0], w.routes[route]
-    if r.count > 0 and r.place < 0:
+    if r.count > 0 and w.places[route] < 0:
         _join(w, route, s.n_links + route)
     _set_rate(w, s.n_links + route, r.cap)
     _schedule(w, s.n_links + route)
@@ -357,7 +356,7 @@ def _fill(w: World, n: int) -> None:
     for k in range(n):
         route = w.changed[k]
         r = w.routes[route]
-        if r.count > 0 and r.first < r.last and (r.step == r.count or r.place < 0):
+        if r.count > 0 and r.first < r.last and (r.step == r.count or w.places[route] < 0):
             r.rate = 0.0
             _open_route(w, route)
     level = 0.0
@@ -553,7 +552,7 @@ def _apply(w: World) -> None:
     for k in range(s.region_routes):
         route = w.region_routes[k]
         r = w.routes[route]
-        if r.place >= 0 and r.home != r.goal:
+        if w.places[route] >= 0 and r.home != r.goal:
             _bring_up(w, route)
             _leave(w, route)
             if w.pools[r.home].n == 0:
@@ -563,7 +562,7 @@ def _apply(w: World) -> None:
         r = w.routes[route]
         r.marked = KEPT
         _set_rate(w, r.goal, r.rate)
-        if r.place < 0:
+        if w.places[route] < 0:
             _join(w, route, r.goal)
         if r.goal >= s.n_links:
             _schedule(w, r.goal)
@@ -724,46 +723,44 @@ def _ends_before(w: World, a: Id, b: Id) -> bool:
 
 def _rise(w: World, first: int, i: int) -> None:
     """Move a member of a pool up to its place, in order of (key, route)."""
-    route = w.members[first + i]
-    key = w.routes[route].key
+    route, key = w.members[first + i], w.keys[first + i]
     while i > 0:
         parent = (i - 1) >> 1
-        other = w.members[first + parent]
-        x = w.routes[other]
-        if x.key < key or (x.key == key and other < route):
+        other, x = w.members[first + parent], w.keys[first + parent]
+        if x < key or (x == key and other < route):
             break
         w.members[first + i] = other
-        x.place = i
+        w.keys[first + i] = x
+        w.places[other] = i
         i = parent
     w.members[first + i] = route
-    w.routes[route].place = i
+    w.keys[first + i] = key
+    w.places[route] = i
 
 
 def _sink(w: World, first: int, n: int, i: int) -> None:
     """Move a member of a pool down to its place."""
-    route = w.members[first + i]
-    key = w.routes[route].key
+    route, key = w.members[first + i], w.keys[first + i]
     while True:
         child = 2 * i + 1
         if child >= n:
             break
-        a = w.members[first + child]
         if child + 1 < n:
-            b = w.members[first + child + 1]
-            ka, kb = w.routes[a].key, w.routes[b].key
-            if ka == kb:
-                child += b < a
+            a, b = w.keys[first + child], w.keys[first + child + 1]
+            if a == b:
+                child += w.members[first + child + 1] < w.members[first + child]
             else:
-                child += kb < ka
-            a = w.members[first + child]
-        x = w.routes[a]
-        if key < x.key or (key == x.key and route < a):
+                child += b < a
+        other, x = w.members[first + child], w.keys[first + child]
+        if key < x or (key == x and route < other):
             break
-        w.members[first + i] = a
-        x.place = i
+        w.members[first + i] = other
+        w.keys[first + i] = x
+        w.places[other] = i
         i = child
     w.members[first + i] = route
-    w.routes[route].place = i
+    w.keys[first + i] = key
+    w.places[route] = i
 
 
 def _schedule(w: World, pool: int) -> None:
@@ -772,7 +769,7 @@ def _schedule(w: World, pool: int) -> None:
     if p.n == 0:
         _unschedule(w, pool)
         return
-    left = w.routes[w.members[p.first]].key - p.service
+    left = w.keys[p.first] - p.service
     time = max(p.at + max(left, 0.0) / p.rate, s.now)
     if p.place < 0:
         s.busy_pools += 1

@@ -48,9 +48,10 @@ STATE = _record(
 )
 OP = _record(  # 64 bytes, as a cache line has
     f8="seconds bytes since level",
-    i4="missing early taken out hold route extra",
+    i4="missing early taken",
     i2="priority",
     i1="phase holds",
+    I4="out hold route extra",
 )
 EXTRA = _record(f8="latency", i4="stream special watch mark")
 EDGE = _record(i4="target tokens")
@@ -63,10 +64,11 @@ LINK = _record(f8="capacity load share left open above", i4="first n owner marke
 PATH = _record(f8="units", i4="link route at")
 ACTIVE = _record(f8="load", i4="path route open")
 ROUTE = _record(
-    f8="weight served joined key",
-    i4="lead flow count settled changed place first last",
-    F8="cap rate _1 _2 _3 _4",
-    I4="home marked goal step",
+    f8="weight served joined rate",
+    i4="lead count settled home step first last",
+    i1="changed marked",
+    F8="cap _1 _2 _3 _4 _5 _6",
+    I4="flow goal",
 )
 POOL = _record(f8="service at rate limit _1 _2", i4="first n place noted")
 GROUP = _record(i4="iterations device")
@@ -115,6 +117,8 @@ class World(NamedTuple):
     arrived: Any
     queue: Any
     members: Any
+    keys: Any
+    places: Any
     flying: Any
     agenda: Any
     due: Any
@@ -166,13 +170,13 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
 for _kind, _names in (
     (
         _I,
-        "into into_first need arrived queue members flying agenda soon touched changed "
+        "into into_first need arrived queue members places flying agenda soon touched changed "
         "ended region_links region_routes region_pools filling cause watched",
     ),
     (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
     (
         _F,
-        "timer_time share due span_ready span_start span_end late table "
+        "keys timer_time share due span_ready span_start span_end late table "
         "stamp_time moved waits marked_at marked_busy marked_waits critical critical_count",
     ),
 ):
@@ -195,14 +199,12 @@ def make_world(
     kept = _kept.pop(graph, None)
     if kept is None:
         layout = _lay_out(graph)
-        kept = Kept(
-            layout,
-            {name: getattr(layout, name).copy() for name in _REWRITTEN},
-            {name: layout.ops[name].copy() for name in _OP_REWRITTEN},
-            layout.edges["tokens"].copy(),
-        )
+        written = [getattr(layout, name).view(np.uint8) for name in _REWRITTEN]
+        written += [layout.edges["tokens"], _part(layout.ops, *_OP_REWRITTEN)]
+        kept = Kept(layout, [(values, values.copy()) for values in written])
     else:
-        _rewind(kept)
+        for values, first in kept.written:
+            values[:] = first
     n, groups = graph.n_ops, graph.n_groups
     world = kept.world._replace(
         arrived=np.zeros(n if depth else 0, _I),
@@ -226,15 +228,13 @@ def make_world(
 
 
 class Kept(NamedTuple):
-    """A world that is no longer in use, and what makes it new again.
+    """A world that is no longer in use, and what was written in it, with the values at first.
 
     Memory that was used before costs a fraction of memory fresh from the operating system.
     """
 
     world: World
-    arrays: dict[str, NDArray[Any]]
-    op_fields: dict[str, NDArray[Any]]
-    tokens: NDArray[Any]
+    written: list[tuple[NDArray[Any], NDArray[Any]]]
 
 
 def give_back(graph: OpGraph, kept: Kept) -> None:
@@ -245,24 +245,24 @@ def give_back(graph: OpGraph, kept: Kept) -> None:
 _kept: WeakKeyDictionary[OpGraph, Kept] = WeakKeyDictionary()
 _REWRITTEN = tuple(
     (
-        "state links paths groups slots routes pools streams extras specials items probes "
+        "state links paths groups slots routes places pools streams extras specials items probes "
         "counters moved waits marked_at marked_busy marked_waits "
         "histogram stale_sum stale_count stamp_time stamp_count"
     ).split()
 )
-_OP_REWRITTEN = ("missing", "early", "taken", "phase")
+_OP_REWRITTEN = ("missing", "holds")
+"""The first and the last of the fields that are written; those between them go along."""
 _SPANS = ("span_ready", "span_start", "span_end")
 
 
-def _rewind(kept: Kept) -> None:
-    """Undo what a simulation has written, as far as the next one reads it."""
-    for name, values in kept.arrays.items():
-        getattr(kept.world, name)[:] = values
-    kept.world.edges["tokens"] = kept.tokens
-    ops = kept.world.ops
-    for at in range(0, len(ops), _CHUNK):
-        for name, values in kept.op_fields.items():
-            ops[at : at + _CHUNK][name] = values[at : at + _CHUNK]
+def _part(records: NDArray[Any], first: str, last: str) -> NDArray[Any]:
+    """The bytes of the fields from ``first`` to ``last``, as one item for each record."""
+    fields: Any = records.dtype.fields
+    begin, (kind, end) = fields[first][1], fields[last][:2]
+    names, formats = ["part"], [f"V{end + kind.itemsize - begin}"]
+    size = records.dtype.itemsize
+    part = np.dtype({"names": names, "formats": formats, "offsets": [begin], "itemsize": size})
+    return np.ndarray(len(records), part, records)["part"]
 
 
 def _lay_out(graph: OpGraph) -> World:
@@ -275,13 +275,14 @@ def _lay_out(graph: OpGraph) -> World:
     free_ride = (np.diff(graph.route_start) == 0) & np.isinf(graph.route_cap_bytes_per_s)
     by_route = np.append(np.where(free_ride, NONE, np.arange(len(free_ride))), NONE).astype(_I)
     noisy = np.append(graph.stream_cv > 0.0, False)
+    holds, hold = _holds(graph)
     ops = _aligned(n + 1, OP)
     for at in range(0, n + 1, _CHUNK):  # what was just written is still in the cache
         part = slice(at, min(at + _CHUNK, n))
         some = ops[part]
         some["seconds"] = graph.op_seconds[part]
         some["bytes"] = graph.op_bytes[part]
-        some["hold"] = graph.hold_start[part]
+        some["hold"] = hold[part]
         some["holds"] = np.diff(graph.hold_start[at : part.stop + 1])
         some["out"] = out_start[part]
         some["missing"] = lacking[part]
@@ -298,18 +299,16 @@ def _lay_out(graph: OpGraph) -> World:
     extras.set("stream", np.flatnonzero(streams_of != NONE), streams_of[streams_of != NONE])
     extras.set("mark", graph.group_mark, np.arange(groups))
 
-    holds = np.zeros(len(graph.hold_slots), HOLD)
-    holds["slot"], holds["units"] = graph.hold_slots, graph.hold_units
-    specials, alternatives, more, items, gate_edges = _rules(
+    specials, alternatives, chosen, items, gate_edges = _rules(
         graph, ops, extras, edges, need, by_route
     )
-    holds = np.concatenate([holds, more]) if len(more) else holds
 
     slots = _aligned(len(graph.slot_capacity), SLOT)
     slots["free"] = graph.slot_capacity
     slots["released"], slots["releaser"], slots["group"] = -1.0, NONE, NONE
     slots["group"][graph.group_device] = np.arange(groups)
-    slots["first"] = _starts(np.bincount(holds["slot"], minlength=len(slots)))[:-1]
+    waiting = _starts(np.bincount(np.append(graph.hold_slots, chosen), minlength=len(slots)))
+    slots["first"] = waiting[:-1]
 
     n_routes, n_links = len(graph.route_weight), len(graph.link_capacity_bytes_per_s)
     links = np.zeros(n_links, LINK)
@@ -324,7 +323,7 @@ def _lay_out(graph: OpGraph) -> World:
     routes["weight"] = graph.route_weight
     routes["cap"] = graph.route_cap_bytes_per_s / graph.route_weight
     routes["first"], routes["last"] = graph.route_start[:-1], graph.route_start[1:]
-    routes["home"] = routes["place"] = NONE
+    routes["home"] = NONE
     users = np.concatenate([ops["route"][:n], alternatives["route"]])
     flows = _starts(np.bincount(users[users >= 0], minlength=n_routes))
     routes["flow"] = flows[:-1]
@@ -391,9 +390,11 @@ def _lay_out(graph: OpGraph) -> World:
         into_first=in_start.astype(_I),
         need=need,
         arrived=no_ids,
-        queue=np.zeros(len(holds), _I),
+        queue=np.zeros(int(waiting[-1]), _I),
         active=np.zeros(len(paths), ACTIVE),
         members=np.zeros(len(paths) + n_routes, _I),
+        keys=np.zeros(len(paths) + n_routes),
+        places=np.full(n_routes, NONE, _I),
         flying=np.zeros(int(flows[-1]), _I),
         agenda=np.zeros(len(pools), _I),
         due=np.zeros(len(pools)),
@@ -499,6 +500,28 @@ class _Extras:
         return extras
 
 
+def _holds(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What ops hold, and where that of each begins.
+
+    First comes one unit of each slot. All that hold just that share it, and it stays in the cache.
+    """
+    counts, first, slots = (
+        np.diff(graph.hold_start),
+        graph.hold_start[:-1],
+        len(graph.slot_capacity),
+    )
+    single = counts == 1
+    single[single] = graph.hold_units[first[single]] == 1
+    listed = np.repeat(~single, counts)
+    holds = np.ones(slots + int(listed.sum()), HOLD)
+    holds["slot"][:slots] = np.arange(slots)
+    holds["slot"][slots:] = graph.hold_slots[listed]
+    holds["units"][slots:] = graph.hold_units[listed]
+    hold = slots + _starts(counts * ~single)[:-1]
+    hold[single] = graph.hold_slots[first[single]]
+    return holds, hold
+
+
 def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
     """Edges by source, their numbers by target, and where each op's begin."""
     n = graph.n_ops
@@ -521,12 +544,12 @@ def _rules(
     need: NDArray[Any],
     by_route: NDArray[Any],
 ) -> tuple[NDArray[Any], ...]:
-    """Specials, alternatives, the holds of alternatives, items of batches, edges of gates."""
+    """Specials, alternatives, the slots of alternatives, items of batches, edges of gates."""
     gates: dict[int, list[int]] = {}
     special: list[dict[str, Any]] = []
     index: dict[int, int] = {}
     alternatives: list[tuple[float, int, int, int]] = []
-    holds: list[tuple[int, int]] = []
+    slots: list[int] = []
     items: list[tuple[float, int, int, int, int]] = []
 
     def of(op: int) -> dict[str, Any]:
@@ -575,8 +598,8 @@ def _rules(
                     hold, held = int(ops["hold"][op]), int(ops["holds"][op])
                     if rule.slots is not None:
                         slot = int(rule.slots[row, k])
-                        hold, held = len(graph.hold_slots) + len(holds), int(slot != NONE)
-                        holds += [(slot, 1)] if slot != NONE else []
+                        hold, held = slot, int(slot != NONE)
+                        slots += [slot] if slot != NONE else []
                     moves = graph.op_bytes[op] > 0.0
                     alternatives.append((latency, hold, held, route if moves else NONE))
         elif isinstance(rule, (Quorum, Every)):
@@ -605,7 +628,7 @@ def _rules(
     return (
         specials,
         np.array(alternatives, ALTERNATIVE),
-        np.array(holds, HOLD),
+        np.array(slots, _L),
         np.array(items, ITEM),
         np.array([tuple(edge) for edge in gates.values()], GATE_EDGE),
     )
@@ -779,14 +802,16 @@ def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
     route = column(world, "ops", "route")[ops]
     routes = {
         name: column(world, "routes", name)[route]
-        for name in ("home", "place", "served", "joined", "weight")
+        for name in ("home", "served", "joined", "weight")
     }
     now = float(column(world, "state", "now")[0])
     pools = {
         name: column(world, "pools", name)[routes["home"]] for name in ("service", "at", "rate")
     }
     service = pools["service"] + (now - pools["at"]) * pools["rate"]
-    since = np.where(routes["place"] >= 0, (service - routes["joined"]) * routes["weight"], 0.0)
+    since = np.where(
+        np.array(world.places)[route] >= 0, (service - routes["joined"]) * routes["weight"], 0.0
+    )
     level = column(world, "ops", "level")[ops]
     return ops, level - routes["served"] - since
 
