@@ -308,7 +308,7 @@ class _Builder:
         b, options = self.b, self.options
         fresh = update
         if options.sync == "bsp":
-            fresh = self._for_all("all applied", cause="server")
+            fresh = self._for_all("all applied by", "server", self.names)
             if not options.backup_workers:
                 b.edge(update, np.broadcast_to(fresh, update.shape))
         if options.duplex:
@@ -322,29 +322,26 @@ class _Builder:
             b.edge(np.broadcast_to(whole[:, None], (len(pull), 1)), pull, lag=1)
             self._bound(whole[:, None], pull, lag=1)
         if options.softsync > 1:
-            fresh = self._for_all("applied together", cause="server")
+            fresh = self._for_all("applied together by", "server", self.names)
             b.edge(update, np.broadcast_to(fresh, update.shape))
             for op in fresh[0]:
                 b.every(int(op), options.softsync)
         return fresh
 
-    def _for_all(self, label: str, cause: str) -> Ids:
+    def _for_all(self, label: str, cause: str, names: tuple[str, ...]) -> Ids:
         return self.b.ops(
             label,
-            (1, self.shape[1]),
+            (1, len(names)),
             cause=cause,
-            axes=(("all workers", ("all workers",)), ("slice", self.names)),
+            axes=(("all workers", ("all workers",)), ("slice", names)),
         )
 
     def _bound(self, applied: Ids, pull: Ids, lag: int) -> None:
         """SSP: no reply before the slowest worker is at most ``staleness_bound`` behind."""
         if self.options.sync != "ssp" or self.options.staleness_bound == math.inf:
             return
-        slowest = self.b.ops(
-            "slowest worker's update",
-            (1, applied.shape[1]),
-            cause="staleness_bound",
-        )
+        names = self.names if self.options.duplex else ("model",)
+        slowest = self._for_all("applied by the slowest of", "staleness_bound", names)
         self.b.edge(applied, np.broadcast_to(slowest, applied.shape))
         lag += int(self.options.staleness_bound)
         self.b.edge(np.broadcast_to(slowest, pull.shape), pull, lag=lag)
