@@ -152,6 +152,12 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
                 forget_gap(run.world)
             if before is not None:
                 period = run.totals() - before
+                if not np.allclose(period.marked_at, period.time, rtol=1e-9, atol=0.0):
+                    # who was waiting as it began had waited for another time than in later periods
+                    before = run.totals()
+                    done += period.rounds
+                    run.advance(done)
+                    period = run.totals() - before
                 for more in (0, 1, 2, 4, _DEPTH):  # rounds until the walk back has room
                     run.advance(done + more)
                     cycle = critical_cycle(graph, run.world, period.time)
