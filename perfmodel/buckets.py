@@ -10,6 +10,13 @@ DDP_BUCKET_BYTES = 25 * 2**20
 DDP_FIRST_BUCKET_BYTES = 2**20
 """Cap of its first bucket (1 MiB), small so that communication starts early."""
 
+HOROVOD_THRESHOLD_BYTES = 64 * 2**20
+"""Most that Horovod fuses (64 MiB), as its documentation on tensor fusion has it; 128 MiB since
+release 0.21."""
+
+HOROVOD_CYCLE_S = 1e-3
+"""How often Horovod looks for tensors to fuse: HOROVOD_CYCLE_TIME, 1 ms since release 0.21."""
+
 
 def ddp_buckets(
     tensor_bytes: Sequence[float],
@@ -38,4 +45,42 @@ def ddp_buckets(
             filled, cap = 0.0, cap_bytes
         buckets[-1].append(index)
         filled += size
+    return buckets
+
+
+def mg_wfbp_buckets(
+    ready_s: Sequence[float],
+    size_bytes: Sequence[float],
+    *,
+    startup_s: float,
+    per_byte_s: float,
+) -> list[list[int]]:
+    """Merge layers where waiting for the next one costs less than the start-up that it saves.
+
+    Layers are given in the order in which backward makes their gradients, at ``ready_s``; a
+    collective of n bytes takes ``startup_s`` + n ``per_byte_s``, one after the other. A layer is
+    merged into the next one if its collective would not have ended when that is ready, and would
+    have begun less than a start-up before. Returns the indices of each message's layers.
+
+    References
+    ----------
+    Shi, Chu, Li, "MG-WFBP: efficient data communication for distributed synchronous SGD
+    algorithms", INFOCOM 2019, doi 10.1109/INFOCOM.2019.8737367.
+
+    >>> mg_wfbp_buckets([1.0, 2.0, 9.0], [1.0, 1.0, 1.0], startup_s=2.0, per_byte_s=1.0)
+    [[0, 1], [2]]
+    """
+    buckets: list[list[int]] = [[]]
+    free = merged = 0.0
+    for index, (ready, size) in enumerate(zip(ready_s, size_bytes, strict=True)):
+        buckets[-1].append(index)
+        merged += size
+        begin = max(free, ready)
+        end = begin + startup_s + merged * per_byte_s
+        if index + 1 == len(ready_s):
+            break
+        following = ready_s[index + 1]
+        if not (following < end and following - begin < startup_s):
+            buckets.append([])
+            free, merged = end, 0.0
     return buckets

@@ -1,4 +1,12 @@
-"""What collectives cost: latency steps, and bytes over each member's link."""
+r"""What collectives cost, as closed forms: latency steps, bytes over each member's link, seconds.
+
+All times are of the alpha-beta-gamma model (Hockney, Parallel Computing 20(3), 1994, doi
+10.1016/S0167-8191(06)80021-9): a message of *n* bytes takes alpha + beta n, and adding it to what
+is there takes gamma n. Here alpha is ``latency_s``, beta is 1 / ``bandwidth_bytes_per_s``, and
+gamma is ``reduce_per_byte_s``. Each of the *p* ranks has a link of its own that carries the full
+bandwidth both ways at once. One rank alone takes no time. Sizes, latencies, bandwidths and gamma
+may be numbers, arrays or symbols; numbers of ranks are whole numbers.
+"""
 
 from __future__ import annotations
 
@@ -26,3 +34,275 @@ def ring_allreduce_steps(ranks: int) -> int:
     14
     """
     return 2 * (ranks - 1)
+
+
+def half_ring_bytes(ranks: int, size_bytes: float) -> float:
+    r"""Bytes each rank sends, and receives, in a ring reduce-scatter, or all-gather, of n bytes.
+
+    .. math:: \frac{p-1}{p} n
+
+    >>> half_ring_bytes(4, 100.0)
+    75.0
+    """
+    return (ranks - 1) / ranks * size_bytes
+
+
+def ring_allreduce_s(
+    ranks: int,
+    size_bytes: float,
+    *,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+    reduce_per_byte_s: float = 0.0,
+) -> float:
+    r"""Seconds of a ring all-reduce, exact for any number of ranks.
+
+    .. math:: 2 (p-1) \alpha + 2 \frac{p-1}{p} n \beta + \frac{p-1}{p} n \gamma
+
+    References
+    ----------
+    Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
+
+    >>> ring_allreduce_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    6.0
+    """
+    moved = ring_allreduce_bytes(ranks, size_bytes)
+    steps = ring_allreduce_steps(ranks)
+    return (
+        steps * latency_s
+        + moved / bandwidth_bytes_per_s
+        + half_ring_bytes(ranks, size_bytes) * reduce_per_byte_s
+    )
+
+
+def reduce_scatter_s(
+    ranks: int,
+    size_bytes: float,
+    *,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+    reduce_per_byte_s: float = 0.0,
+) -> float:
+    r"""Seconds of a ring reduce-scatter of n bytes: each rank ends with the sum of n/p of them.
+
+    .. math:: (p-1) \alpha + \frac{p-1}{p} n (\beta + \gamma)
+
+    References
+    ----------
+    Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
+
+    >>> reduce_scatter_s(4, 100.0, bandwidth_bytes_per_s=50.0, reduce_per_byte_s=0.02)
+    3.0
+    """
+    moved = half_ring_bytes(ranks, size_bytes)
+    return (ranks - 1) * latency_s + moved / bandwidth_bytes_per_s + moved * reduce_per_byte_s
+
+
+def all_gather_s(
+    ranks: int, size_bytes: float, *, bandwidth_bytes_per_s: float, latency_s: float = 0.0
+) -> float:
+    r"""Seconds of a ring all-gather of n bytes, of which each rank begins with n/p.
+
+    .. math:: (p-1) \alpha + \frac{p-1}{p} n \beta
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH",
+    Int. J. High Perform. Comput. Appl. 19(1), 2005, doi 10.1177/1094342005051521.
+
+    >>> all_gather_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    3.0
+    """
+    return (ranks - 1) * latency_s + half_ring_bytes(ranks, size_bytes) / bandwidth_bytes_per_s
+
+
+def broadcast_s(
+    ranks: int, size_bytes: float, *, bandwidth_bytes_per_s: float, latency_s: float = 0.0
+) -> float:
+    r"""Seconds of a broadcast along a binomial tree, all bytes at once.
+
+    .. math:: \lceil \lg p \rceil (\alpha + n \beta)
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
+
+    >>> broadcast_s(5, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    7.5
+    """
+    return _up(ranks) * (latency_s + size_bytes / bandwidth_bytes_per_s)
+
+
+def tree_allreduce_s(
+    ranks: int,
+    size_bytes: float,
+    *,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+    reduce_per_byte_s: float = 0.0,
+) -> float:
+    r"""Seconds of a reduction along a binomial tree and a broadcast back, all bytes at once.
+
+    .. math:: 2 \lceil \lg p \rceil (\alpha + n \beta) + \lceil \lg p \rceil n \gamma
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
+
+    >>> tree_allreduce_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    10.0
+    """
+    there_and_back = 2 * broadcast_s(
+        ranks, size_bytes, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s
+    )
+    return there_and_back + _up(ranks) * size_bytes * reduce_per_byte_s
+
+
+def recursive_doubling_allreduce_s(
+    ranks: int,
+    size_bytes: float,
+    *,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+    reduce_per_byte_s: float = 0.0,
+) -> float:
+    r"""Seconds of an all-reduce in which pairs exchange all they have, for small messages.
+
+    .. math:: k (\alpha + n \beta) + j n \gamma
+
+    with j = k = lg p for powers of two. Otherwise the ranks beyond the next lower power of two give
+    all they have to a neighbour before and get the sum back afterwards: k = floor(lg p) + 2 and
+    j = floor(lg p) + 1.
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
+
+    >>> recursive_doubling_allreduce_s(8, 100.0, bandwidth_bytes_per_s=50.0)
+    6.0
+    >>> recursive_doubling_allreduce_s(9, 100.0, bandwidth_bytes_per_s=50.0)
+    10.0
+    """
+    exchanges, over = _down(ranks), _over(ranks)
+    return (exchanges + 2 * over) * (latency_s + size_bytes / bandwidth_bytes_per_s) + (
+        exchanges + over
+    ) * size_bytes * reduce_per_byte_s
+
+
+def rabenseifner_allreduce_s(
+    ranks: int,
+    size_bytes: float,
+    *,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+    reduce_per_byte_s: float = 0.0,
+) -> float:
+    r"""Seconds of a reduce-scatter by recursive halving and an all-gather by recursive doubling.
+
+    .. math:: 2 \lg q\, \alpha + 2 \frac{q-1}{q} n \beta + \frac{q-1}{q} n \gamma
+
+    for p = q, a power of two. Otherwise q is the next lower one; the ranks beyond it give all they
+    have to a neighbour before, and get the sum back afterwards, which adds
+
+    .. math:: 2 (\alpha + n \beta) + n \gamma
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
+
+    >>> rabenseifner_allreduce_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    5.0
+    >>> rabenseifner_allreduce_s(6, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    10.0
+    """
+    power, over = 1 << _down(ranks), _over(ranks)
+    share = half_ring_bytes(power, size_bytes)
+    return (
+        2 * (_down(ranks) + over) * latency_s
+        + 2 * (share + over * size_bytes) / bandwidth_bytes_per_s
+        + (share + over * size_bytes) * reduce_per_byte_s
+    )
+
+
+def double_tree_allreduce_s(
+    ranks: int,
+    size_bytes: float,
+    *,
+    chunks: int,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+) -> float:
+    r"""Most seconds of an all-reduce along two binary trees with k ``chunks`` for each half.
+
+    .. math:: (4 k + 4 \lceil \lg p \rceil) \left( \alpha + \frac{n}{2 k} \beta \right)
+
+    An upper bound; no less than 4k rounds are needed for p > 2. With enough chunks, and
+    little latency, it approaches 2 n beta. The exact number of rounds is that of
+    :func:`perfmodel.collectives.double_tree_all_reduce`.
+
+    References
+    ----------
+    Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+    Parallel Computing 35(12), 2009, doi 10.1016/j.parco.2009.09.001.
+
+    >>> double_tree_allreduce_s(8, 100.0, chunks=4, bandwidth_bytes_per_s=50.0)
+    7.0
+    """
+    rounds = 4 * (chunks + _up(ranks)) if ranks > 1 else 0
+    return rounds * (latency_s + size_bytes / (2 * chunks) / bandwidth_bytes_per_s)
+
+
+def hierarchical_allreduce_s(
+    nodes: int,
+    devices_per_node: int,
+    size_bytes: float,
+    *,
+    bandwidth_bytes_per_s: float,
+    intra_bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+    intra_latency_s: float = 0.0,
+    reduce_per_byte_s: float = 0.0,
+) -> float:
+    r"""Seconds of a reduction inside each node, a ring among m nodes, and a broadcast inside.
+
+    .. math:: 2 (\lceil \lg g \rceil \alpha_i + (g-1) n \beta_i)
+       + \lceil \lg g \rceil n \gamma + T_{ring}(m, n)
+
+    Inside a node the g devices use one link together, along a binomial tree.
+
+    References
+    ----------
+    Jia et al., "Highly scalable deep learning training system with mixed-precision: training
+    ImageNet in four minutes", 2018, arXiv 1807.11205 (section 3.3).
+
+    >>> hierarchical_allreduce_s(2, 4, 100.0, bandwidth_bytes_per_s=50.0,
+    ...                          intra_bandwidth_bytes_per_s=300.0)
+    4.0
+    """
+    levels = _up(devices_per_node)
+    inside = levels * intra_latency_s + (
+        (devices_per_node - 1) * size_bytes / intra_bandwidth_bytes_per_s
+    )
+    between = ring_allreduce_s(
+        nodes,
+        size_bytes,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        latency_s=latency_s,
+        reduce_per_byte_s=reduce_per_byte_s,
+    )
+    return 2 * inside + levels * size_bytes * reduce_per_byte_s + between
+
+
+def _down(ranks: int) -> int:
+    """Floor of the binary logarithm."""
+    return ranks.bit_length() - 1
+
+
+def _up(ranks: int) -> int:
+    """Ceiling of the binary logarithm."""
+    return (ranks - 1).bit_length()
+
+
+def _over(ranks: int) -> int:
+    """1 unless the number of ranks is a power of two, then 0."""
+    return int(ranks != 1 << _down(ranks))

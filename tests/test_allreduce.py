@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from perfmodel import InputError, Jitter, Link, NodeOverride, Straggler, api, build_graph, predict
-from perfmodel.architectures.allreduce import Options, buckets_of
+from perfmodel import (
+    InputError,
+    Jitter,
+    Job,
+    Link,
+    NodeOverride,
+    Straggler,
+    api,
+    build_graph,
+    costs,
+    predict,
+)
+from perfmodel.architectures.allreduce import messages_of
+from perfmodel.buckets import mg_wfbp_buckets
 from perfmodel.engine import timeline
 from tests.jobs import cluster, job, workload
 
@@ -94,14 +110,25 @@ def test_jitter_costs_the_slowest_of_the_workers() -> None:
 
 def test_buckets_follow_the_order_of_backward() -> None:
     work = workload([1.0] * 4, [1.0] * 4, [5.0, 30.0, 4.0, 3.0])
-    options = Options(bucket_cap_bytes=10, first_bucket_bytes=3)
-    assert buckets_of(work, options) == ([3.0, 34.0, 5.0], [3, 1, 0])
+    options = {"bucket_cap_bytes": 10, "first_bucket_bytes": 3}
+    messages = messages_of(job(work, cluster(), 2, "ring", options))
+    assert messages.bytes.tolist() == [3.0, 34.0, 5.0]
+    assert messages.layer.tolist() == [3, 1, 0]
 
 
 EACH_SEND = [{"each_send": True}, {"each_send": True, "overlap": False}]
+OTHER = [
+    {"algorithm": "halving_doubling"},
+    {"algorithm": "tree"},
+    {"algorithm": "hierarchical"},
+    {"bucketing": "horovod", "fusion_cycle_s": 0.25},
+    {"bucketing": "layer", "partition_bytes": 0.5, "priority": True, "cross_barrier": True},
+    {"compression": "dgc", "encode_per_byte_s": 0.1, "decode_per_byte_s": 0.1},
+    {"algorithm": "tree", "each_send": True},
+]
 
 
-@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"concurrent": 2}, *EACH_SEND])
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"concurrent": 2}, *EACH_SEND, *OTHER])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_one_worker_may_stand_for_all(
     options: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
@@ -110,9 +137,10 @@ def test_one_worker_may_stand_for_all(
     where = cluster(
         latency_s=0.01, devices_per_node=devices, intra_node=Link(7.0), core_oversubscription=2.0
     )
-    one = job(WORK, where, 6, "ring", {**PER_LAYER, **options})
+    one = job(WORK, where, 6, "allreduce", {**PER_LAYER, **options})
     graph = build_graph(one, fold=True)
-    folds = devices == 1 or not options.get("each_send")
+    ring = options.get("algorithm", "ring") == "ring"
+    folds = (devices == 1 and ring) or not options.get("each_send")
     assert graph.n_groups == (1 if folds else 6)
     folded = predict(one)
     monkeypatch.setattr(api, "alike", lambda job: False)
@@ -158,3 +186,294 @@ def test_sends_hold_up_those_behind_a_straggler_only() -> None:
     assert sends.iteration_s <= whole * (1 + 1e-12)
     with pytest.raises(InputError, match="concurrent must be 1"):
         job(WORK, cluster(), 4, "ring", {"each_send": True, "concurrent": 2})
+
+
+def test_three_workers_of_a_tree_send_by_send() -> None:
+    """Up 1 to 0 and 2 to 0, down 0 to 2 and 0 to 1, 3 s each; who has the sum goes on."""
+    options = {"algorithm": "tree", "each_send": True, "bucketing": "one"}
+    one = job(WORK, cluster(), 3, "allreduce", options)
+    assert spans_of("send", one) == [(4.0, 7.0), (7.0, 10.0), (10.0, 13.0), (13.0, 16.0)]
+    assert spans_of("optimizer", one) == [(13.0, 13.5), (16.0, 16.5), (16.0, 16.5)]
+    # worker 2 at half speed is ready at 8 s: only the sends that it takes part in wait for it
+    late = job(WORK, cluster(), 3, "allreduce", options, stragglers=[Straggler(2, 2.0)])
+    assert spans_of("send", late) == [(4.0, 7.0), (8.0, 11.0), (11.0, 14.0), (14.0, 17.0)]
+
+
+def test_four_workers_on_two_nodes_reduce_inside_first() -> None:
+    """3 bytes at 10 bytes/s inside, a ring of two nodes that moves 3 bytes, and 0.3 s inside."""
+    where = cluster(devices_per_node=2, intra_node=Link(10.0))
+    options = {"algorithm": "hierarchical", "bucketing": "one"}
+    one = job(WORK, where, 4, "allreduce", options)
+    assert predict(one).iteration_s == pytest.approx(4.0 + 0.3 + 3.0 + 0.3 + 0.5)
+
+
+# -- what is reduced together ---------------------------------------------------------------------
+
+
+def spans_of(label: str, one: Job, iterations: int = 1) -> list[tuple[float, float]]:
+    """Start and end of each op of a kind, in the order of time."""
+    graph = build_graph(one)
+    block = next(b for b in graph.ops if b.label == label)
+    found = [
+        (s.start_s, s.end_s)
+        for s in timeline(graph, iterations=iterations)
+        if block.first <= s.op < block.first + block.size
+    ]
+    return sorted(found)
+
+
+THREE = workload([1.0] * 3, [1.0] * 3, [2.0, 1.0, 3.0])
+
+
+def test_one_bucket_and_one_bucket_a_layer() -> None:
+    """Backward of layers 2, 1, 0 ends at 4, 5, 6 s; two workers move each byte once."""
+    one = job(THREE, cluster(), 2, "ring", {"bucketing": "one"})
+    assert spans_of("all-reduce", one) == [(6.0, 12.0)]
+    layers = job(THREE, cluster(), 2, "ring", {"bucketing": "layer"})
+    assert spans_of("all-reduce", layers) == [(4.0, 7.0), (7.0, 8.0), (8.0, 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "expected"),
+    [
+        (4.0, [(4.2, 7.7), (7.7, 11.2), (15.4, 18.9), (18.9, 22.4)]),
+        (2.0, [(4.2, 7.7), (7.7, 9.2), (9.2, 11.7)]),
+        (0.0, [(4.2, 7.7), (7.7, 9.2), (9.2, 11.7)]),
+    ],
+)
+def test_horovod_fuses_what_is_ready_at_a_tick(
+    threshold: float, expected: list[tuple[float, float]]
+) -> None:
+    """Ticks each 1.4 s, 3 bytes ready at 4, 1 at 5, 2 at 6 s; an all-reduce takes 0.5 s + bytes."""
+    options = {
+        "bucketing": "horovod",
+        "fusion_cycle_s": 1.4,
+        "fusion_threshold_bytes": threshold,
+    }
+    one = job(THREE, cluster(latency_s=0.25), 2, "ring", options)
+    found = spans_of("fused all-reduce", one, iterations=len(expected))
+    np.testing.assert_allclose(found[: len(expected)], expected)
+    if threshold == 4.0:  # the next steps begin at 11.2 and 22.4 s, and so on each 8 ticks
+        assert predict(one).iteration_s == pytest.approx(11.2)
+
+
+def test_horovod_goes_on_at_the_pace_of_any_algorithm() -> None:
+    """One tensor of 3 bytes at 2 s; ticks so often that they cost nothing; 3 in a tree: 4 x 3 s."""
+    options = {"bucketing": "horovod", "fusion_cycle_s": 1e-3, "reduce_per_byte_s": 0.5}
+    work = workload([1.0], [1.0], [3.0])
+    one = job(work, cluster(latency_s=0.1), 3, "allreduce", {"algorithm": "tree", **options})
+    expected = costs.tree_allreduce_s(
+        3, 3.0, bandwidth_bytes_per_s=1.0, latency_s=0.1, reduce_per_byte_s=0.5
+    )
+    assert predict(one).iteration_s == pytest.approx(2.0 + expected, abs=1.001e-3)
+
+
+@pytest.mark.parametrize("bucketing", ["one", "horovod"])
+def test_devices_joined_by_nothing_that_costs_take_the_time_to_add_alone(bucketing: str) -> None:
+    """4 of 4 devices of one node, no link inside: a ring adds 3/4 of 8 bytes at 0.5 s each."""
+    options = {"bucketing": bucketing, "fusion_cycle_s": 1e-3, "reduce_per_byte_s": 0.5}
+    work = workload([1.0], [1.0], [8.0])
+    one = job(work, cluster(devices_per_node=4), 4, "ring", options)
+    assert predict(one).iteration_s == pytest.approx(2.0 + 3.0, abs=1.001e-3)
+
+
+def finish_s(
+    buckets: list[list[int]], ready: list[float], sizes: list[float], a: float, b: float
+) -> float:
+    """End of the last of messages that go one after the other, each a + b times its size."""
+    free = 0.0
+    for bucket in buckets:
+        free = max(free, ready[bucket[-1]]) + a + b * sum(sizes[i] for i in bucket)
+    return free
+
+
+def merges(count: int) -> list[list[list[int]]]:
+    """All ways to merge neighbours."""
+    found = []
+    for cuts in itertools.product((False, True), repeat=count - 1):
+        ways: list[list[int]] = [[0]]
+        for i, cut in enumerate(cuts, start=1):
+            if cut:
+                ways.append([])
+            ways[-1].append(i)
+        found.append(ways)
+    return found
+
+
+def merging_pays(buckets: list[list[int]], *plan: Any) -> None:
+    """Not worse than no merge and than one message, and not better than the best of all merges."""
+    count = len(plan[0])
+    took = finish_s(buckets, *plan)
+    margin = 1e-9 * took
+    assert took <= finish_s([[i] for i in range(count)], *plan) + margin
+    assert took <= finish_s([list(range(count))], *plan) + margin
+    assert took >= min(finish_s(ways, *plan) for ways in merges(count)) - margin
+
+
+_times = st.sampled_from([0.0, 0.25, 1.0, 3.0])
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    layers=st.lists(st.tuples(_times, st.sampled_from([0.1, 1.0, 4.0])), min_size=1, max_size=6),
+    a=_times,
+    b=st.sampled_from([0.125, 1.0]),
+)
+def test_merged_layers_are_no_slower(layers: list[tuple[float, float]], a: float, b: float) -> None:
+    ready = list(itertools.accumulate(seconds for seconds, _ in layers))
+    sizes = [size for _, size in layers]
+    buckets = mg_wfbp_buckets(ready, sizes, startup_s=a, per_byte_s=b)
+    assert [i for bucket in buckets for i in bucket] == list(range(len(layers)))
+    merging_pays(buckets, ready, sizes, a, b)
+
+
+def test_canary_a_bad_merge_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        merging_pays([[0, 1, 2]], [1.0, 2.0, 9.0], [1.0, 1.0, 1.0], 0.5, 0.5)
+    with pytest.raises(AssertionError):
+        merging_pays([[0], [1], [2]], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 0.5, 0.5)
+
+
+def test_mg_wfbp_merges_what_saves_a_start_up() -> None:
+    """Two workers, latency 0.5 s: 1 s + bytes. Gradients 1, 1.5 and 6 s into backward.
+
+    The first would run from 1 to 3 s; waiting half a second for the second saves 1 s. The two take
+    until 4.5 s, and do not wait for the third, which takes from 6 to 8 s.
+    """
+    work = workload([1.0, 0.0, 0.0], [4.5, 0.5, 1.0], [1.0, 1.0, 1.0])
+    one = job(work, cluster(latency_s=0.5), 2, "ring", {"bucketing": "mg_wfbp"})
+    assert spans_of("all-reduce", one) == [(2.5, 5.5), (7.0, 9.0)]
+    assert messages_of(one).bytes.tolist() == [2.0, 1.0]
+    assert predict(one).iteration_s == 9.0
+
+
+def test_priorities_let_the_next_forward_begin_earlier() -> None:
+    """4 bytes of layer 1 are ready a second before 2 bytes of layer 0.
+
+    In order: 4 s, 2 s, then forward: 9 s. In parts of a byte layer 0 overtakes after one second,
+    and its forward overlaps what is left of layer 1: all six bytes, forward and backward of layer
+    1 make 8 s.
+    """
+    work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 4.0])
+    options: dict[str, Any] = {"bucketing": "layer"}
+    assert predict(job(work, cluster(), 2, "ring", options)).iteration_s == 9.0
+    options |= {"partition_bytes": 1.0, "priority": True}
+    assert predict(job(work, cluster(), 2, "ring", options)).iteration_s == 9.0
+    options |= {"cross_barrier": True}
+    crossing = job(work, cluster(), 2, "ring", options)
+    assert predict(crossing).iteration_s == 8.0
+    expected = [(3.0, 4.0), (4.0, 5.0), (5.0, 6.0), (6.0, 7.0), (7.0, 8.0), (8.0, 9.0)]
+    assert spans_of("all-reduce", crossing) == expected
+    assert predict(crossing).staleness.histogram == {"0": 1.0}
+
+
+def test_updates_by_layer_take_the_optimizers_time() -> None:
+    work = workload([1.0, 1.0], [1.0, 1.0], [1.0, 3.0], optimizer_s=2.0)
+    one = job(work, cluster(1e9), 2, "ring", {"cross_barrier": True, "bucketing": "layer"})
+    assert predict(one).iteration_s == pytest.approx(6.0)
+    graph = build_graph(one)
+    block = next(b for b in graph.ops if b.label == "update")
+    assert graph.op_seconds[block.first : block.first + 2].tolist() == [0.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("credit", "expected"), [(5.0, [(3.0, 8.0), (4.0, 8.0)]), (3.0, [(3.0, 6.0), (6.0, 8.0)])]
+)
+def test_credit_lets_as_many_bytes_go_at_once(
+    credit: float, expected: list[tuple[float, float]]
+) -> None:
+    """3 bytes at 3 s and 2 bytes at 4 s share the links if there is credit for both."""
+    work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 3.0])
+    options = {"bucketing": "layer", "credit_bytes": credit}
+    assert spans_of("all-reduce", job(work, cluster(), 2, "ring", options)) == expected
+
+
+# -- compression ----------------------------------------------------------------------------------
+
+
+def test_sparse_gradients_are_gathered() -> None:
+    """A quarter of 16 bytes, with an index each: 8 bytes from each of two others.
+
+    Forward and backward 2 s, encoding 1.6 s, 16 s, decoding of two 16 bytes' worth 0.8 s, 0.5 s.
+    """
+    options = {
+        "compression": "top_k",
+        "density": 0.25,
+        "encode_per_byte_s": 0.1,
+        "decode_per_byte_s": 0.025,
+    }
+    work = workload([1.0], [1.0], [16.0], optimizer_s=0.5)
+    for each_send in (False, True):
+        one = job(work, cluster(), 3, "ring", {**options, "each_send": each_send})
+        assert predict(one).iteration_s == pytest.approx(2.0 + 1.6 + 16.0 + 0.8 + 0.5)
+        np.testing.assert_allclose(build_graph(one).bytes_by_link(), 16.0)
+
+
+def test_quantised_gradients_are_smaller_ones() -> None:
+    """8 of 32 bits: 4 of 16 bytes, of which a ring of three moves 4/3; decoding 0.4 s."""
+    options = {"compression": "quantised", "quantised_bits": 8, "decode_per_byte_s": 0.025}
+    work = workload([1.0], [1.0], [16.0], optimizer_s=0.5)
+    one = job(work, cluster(), 3, "ring", options)
+    assert predict(one).iteration_s == pytest.approx(2.0 + 4 / 3 * 4.0 + 0.4 + 0.5)
+    crossing = job(work, cluster(), 3, "ring", {**options, "cross_barrier": True})
+    assert predict(crossing).iteration_s == pytest.approx(2.0 + 4 / 3 * 4.0 + 0.4 + 0.5)
+
+
+def test_encoding_holds_up_the_layers_below() -> None:
+    """Layer 1's gradient (1 byte) is ready at 3 s and encoded at 4 s, layer 0's then at 5 and 7."""
+    options = {"compression": "quantised", "quantised_bits": 16, "encode_per_byte_s": 1.0}
+    one = job(WORK, cluster(), 2, "ring", {**options, "bucketing": "layer"})
+    assert spans_of("encode", one) == [(3.0, 4.0), (3.0, 4.0), (5.0, 7.0), (5.0, 7.0)]
+    assert spans_of("all-reduce", one) == [(4.0, 4.5), (7.0, 8.0)]
+
+
+@pytest.mark.parametrize("options", [{"algorithm": "tree"}, {"compression": "dgc"}, *OTHER])
+def test_one_worker_takes_the_single_device_time(options: dict[str, Any]) -> None:
+    assert predict(job(WORK, cluster(), 1, "allreduce", options)).iteration_s == 4.5
+
+
+# -- what does not go together --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"algorithm": "star"}, "algorithm of allreduce: expected one of double_tree, halving"),
+        ({"chunks": 0}, "chunks"),
+        ({"each_send": True, "bucketing": "horovod"}, "each_send: what is fused is not known"),
+        (
+            {"each_send": True, "priority": True},
+            "priority: with each_send, buckets go in the order",
+        ),
+        ({"each_send": True, "cross_barrier": True}, "cross_barrier: with each_send"),
+        ({"bucketing": "mg_wfbp", "overlap": False}, "mg_wfbp plans the overlap"),
+        ({"bucketing": "horovod", "priority": True}, "priority: horovod fuses what is ready"),
+        ({"bucketing": "horovod", "partition_bytes": 1e6}, "partition_bytes: horovod fuses"),
+        ({"bucketing": "horovod", "concurrent": 2}, "concurrent: horovod runs one"),
+        ({"bucketing": "horovod", "fusion_cycle_s": 0}, "fusion_cycle_s"),
+        ({"compression": "dgc", "algorithm": "tree"}, "algorithm: dgc gradients are gathered"),
+        ({"compression": "dgc", "reduce_per_byte_s": 1.0}, "give decode_per_byte_s"),
+        ({"credit_bytes": 10, "concurrent": 2}, "so concurrent must be 1"),
+        ({"partition_bytes": 0}, "partition_bytes"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as found:
+        job(WORK, cluster(), 4, "allreduce", options)
+    assert "\n" not in str(found.value)
+
+
+def test_too_many_parts_are_taken_for_a_slip() -> None:
+    work = workload([1.0], [1.0], [1e9])
+    with pytest.raises(InputError, match="partition_bytes: 10 cuts the gradients into 100000000"):
+        build_graph(job(work, cluster(), 2, "ring", {"partition_bytes": 10}))
+
+
+def test_options_without_effect_are_not_noted_as_assumed() -> None:
+    noted = {a.name for a in job(WORK, cluster(), 2, "allreduce").assumptions}
+    assert {"algorithm", "bucketing", "bucket_cap_bytes", "overlap"} <= noted
+    assert not noted & {"chunks", "fusion_cycle_s", "density", "quantised_bits"}
+    options = {"bucketing": "horovod", "algorithm": "double_tree"}
+    noted = {a.name for a in job(WORK, cluster(), 2, "allreduce", options).assumptions}
+    assert {"chunks", "fusion_cycle_s", "fusion_threshold_bytes"} <= noted
+    assert not noted & {"bucket_cap_bytes", "priority", "concurrent"}

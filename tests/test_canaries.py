@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import Jitter, PerfmodelError, build_graph, predict
-from perfmodel.architectures import allreduce
+from perfmodel import Jitter, PerfmodelError, build_graph, costs, predict
 from perfmodel.engine import simulate, timeline
 from perfmodel.graph import OpGraph
 from perfmodel.measures import Measures, Span
@@ -87,7 +86,7 @@ def test_bits_taken_for_bytes() -> None:
 
 def test_ring_without_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 n instead of 2 (p-1)/p n."""
-    monkeypatch.setattr(allreduce, "ring_allreduce_bytes", lambda ranks, size: 2.0 * size)
+    monkeypatch.setattr(costs, "ring_allreduce_bytes", lambda ranks, size: 2.0 * size)
     with pytest.raises(AssertionError):
         test_allreduce.test_bytes_over_every_link(3)
     with pytest.raises(AssertionError):
@@ -99,7 +98,7 @@ def test_ring_without_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ring_without_its_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allreduce, "ring_allreduce_steps", lambda ranks: ranks - 1)
+    monkeypatch.setattr(costs, "ring_allreduce_steps", lambda ranks: ranks - 1)
     with pytest.raises(AssertionError):
         test_allreduce.test_three_workers_with_latency()
 

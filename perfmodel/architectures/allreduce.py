@@ -2,58 +2,290 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 import numpy as np
 
+from perfmodel import collectives, costs
 from perfmodel.architectures import Architecture
+from perfmodel.architectures._collectives import (
+    CHUNKS,
+    REDUCTION_ASSUMPTIONS,
+    REDUCTION_HELP,
+    Algorithm,
+    Communicator,
+    Cost,
+    Members,
+    Reduction,
+    add_sends,
+    all_gather_cost,
+    all_reduce_cost,
+    schedule_of,
+)
+from perfmodel.architectures._messages import COMPRESSION_HELP, Compression, tensors_of
 from perfmodel.architectures._network import Network
-from perfmodel.architectures._workers import add_optimizer, add_workers, stagger_s
-from perfmodel.buckets import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES, ddp_buckets
-from perfmodel.costs import ring_allreduce_bytes, ring_allreduce_steps
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, stagger_s
+from perfmodel.buckets import (
+    DDP_BUCKET_BYTES,
+    DDP_FIRST_BUCKET_BYTES,
+    HOROVOD_CYCLE_S,
+    HOROVOD_THRESHOLD_BYTES,
+    ddp_buckets,
+    mg_wfbp_buckets,
+)
 from perfmodel.errors import InputError, number, whole_number
-from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
+from perfmodel.graph import MOST_UNITS, Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
-from perfmodel.workload import Workload, expanded
+from perfmodel.workload import expanded
+
+MOST_PARTS = 1_000_000
+"""Messages of one iteration; more is taken for a slip of the keyboard."""
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Options(Compression, frozen=True, forbid_unknown_fields=True):
     """Options of all-reduce training; the registry entry below says what each means."""
 
-    algorithm: Literal["ring"] = "ring"
+    algorithm: Algorithm = "ring"
+    chunks: int = CHUNKS
+    reduce_per_byte_s: float = 0.0
     overlap: bool = True
+    bucketing: Literal["ddp", "one", "layer", "horovod", "mg_wfbp"] = "ddp"
     bucket_cap_bytes: float = DDP_BUCKET_BYTES
     first_bucket_bytes: float = DDP_FIRST_BUCKET_BYTES
+    fusion_cycle_s: float = HOROVOD_CYCLE_S
+    fusion_threshold_bytes: float = HOROVOD_THRESHOLD_BYTES
+    partition_bytes: float = math.inf
+    priority: bool = False
+    credit_bytes: float = 0.0
+    cross_barrier: bool = False
     concurrent: int = 1
     each_send: bool = False
-    reduce_per_byte_s: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.reduction  # checks its own
         number("bucket_cap_bytes", self.bucket_cap_bytes)
         number("first_bucket_bytes", self.first_bucket_bytes)
+        number("fusion_cycle_s", self.fusion_cycle_s, above=0.0)
+        number("fusion_threshold_bytes", self.fusion_threshold_bytes)
+        if self.partition_bytes != math.inf:
+            number("partition_bytes", self.partition_bytes, above=0.0)
+        number("credit_bytes", self.credit_bytes)
         whole_number("concurrent", self.concurrent)
-        if self.each_send and self.concurrent > 1:
+        self._check_sends()
+        self._check_fusion()
+        self._check_sparse()
+        if self.credit_bytes > 0.0 and self.concurrent > 1:
+            raise InputError(
+                "credit_bytes: says how much may be under way at once, so concurrent must be 1"
+            )
+
+    def _check_sends(self) -> None:
+        if not self.each_send:
+            return
+        if self.concurrent > 1:
             raise InputError(
                 "each_send: simulates one collective at a time, so concurrent must be 1"
             )
-        number("reduce_per_byte_s", self.reduce_per_byte_s)
+        if self.bucketing == "horovod":
+            raise InputError("each_send: what is fused is not known before, so no horovod")
+        for name in ("priority", "credit_bytes", "cross_barrier"):
+            if getattr(self, name):
+                raise InputError(f"{name}: with each_send, buckets go in the order they fill")
+
+    def _check_fusion(self) -> None:
+        if self.bucketing == "mg_wfbp" and not self.overlap:
+            raise InputError("bucketing: mg_wfbp plans the overlap, so overlap must be true")
+        if self.bucketing != "horovod":
+            return
+        for name in ("priority", "credit_bytes"):
+            if getattr(self, name):
+                raise InputError(f"{name}: horovod fuses what is ready, in the order it is ready")
+        if self.partition_bytes != math.inf:
+            raise InputError("partition_bytes: horovod fuses tensors, it does not cut them")
+        if self.concurrent > 1:
+            raise InputError("concurrent: horovod runs one fused collective at a time")
+
+    def _check_sparse(self) -> None:
+        if not self.sparse:
+            return
+        if self.algorithm != "ring":
+            raise InputError(
+                f"algorithm: {self.compression} gradients are gathered round a ring (allowed: ring)"
+            )
+        if self.reduce_per_byte_s > 0.0:
+            raise InputError(
+                f"reduce_per_byte_s: {self.compression} gradients are gathered, then added; "
+                "give decode_per_byte_s"
+            )
+
+    @property
+    def reduction(self) -> Reduction:
+        """How the sum is made."""
+        return Reduction(self.algorithm, self.chunks, self.reduce_per_byte_s)
+
+    @property
+    def unused(self) -> set[str]:
+        """Options that have no effect, given the others."""
+        ddp = {"bucket_cap_bytes", "first_bucket_bytes"}
+        horovod = {"fusion_cycle_s", "fusion_threshold_bytes"}
+        ordered = {"partition_bytes", "priority", "credit_bytes"}
+        found = super().unused | self.reduction.unused
+        found |= set() if self.bucketing == "ddp" else ddp
+        found |= ordered | {"concurrent"} if self.bucketing == "horovod" else horovod
+        found |= {"overlap"} if self.bucketing == "mg_wfbp" else set()
+        found |= {"reduce_per_byte_s"} if self.sparse else set()
+        found |= {"concurrent"} if self.credit_bytes > 0.0 else set()
+        if self.each_send:
+            found |= {"priority", "credit_bytes", "cross_barrier", "concurrent"}
+        return found
 
 
-def buckets_of(workload: Workload, options: Options) -> tuple[list[float], list[int]]:
-    """Bytes of each bucket, and the layer whose backward completes it, in the order they fill."""
-    tensors = [
-        (i, size)
-        for i, layer in reversed(list(enumerate(expanded(workload).layers)))
-        for size in layer.tensor_bytes
-    ]
-    groups = ddp_buckets(
-        [size for _, size in tensors],
-        cap_bytes=options.bucket_cap_bytes,
-        first_cap_bytes=options.first_bucket_bytes,
+class Messages(msgspec.Struct, frozen=True, eq=False):
+    """What is reduced together, in the order in which it is ready.
+
+    ``bytes`` (messages,) of gradients, before compression; ``layer`` (messages,) is the layer whose
+    backward completes it, of all in it the closest to the input. The layers in a message are given
+    in pairs: ``message``, ``part_layer`` (pairs,).
+    """
+
+    bytes: Floats
+    layer: Ids
+    message: Ids
+    part_layer: Ids
+
+
+def messages_of(job: Job) -> Messages:
+    """Group a workload's gradient tensors into messages, and cut those that are too large."""
+    options: Options = job.options
+    tensors = tensors_of(job.workload)
+    groups = _groups(job, tensors.layer.tolist(), tensors.bytes.tolist())
+    sizes = np.array([sum(tensors.bytes[i] for i in group) for group in groups])
+    parts = np.maximum(np.ceil(sizes / options.partition_bytes), 1.0)
+    if parts.sum() > MOST_PARTS:
+        raise InputError(
+            f"partition_bytes: {options.partition_bytes:g} cuts the gradients into "
+            f"{parts.sum():.0f} parts (at most {MOST_PARTS})"
+        )
+    pieces = np.repeat(np.arange(len(groups)), parts.astype(np.int64))
+    layers = [np.unique(tensors.layer[group]) for group in groups]
+    count = np.array([len(found) for found in layers])
+    return Messages(
+        bytes=(sizes / parts)[pieces],
+        layer=np.array([found[0] for found in layers])[pieces],
+        message=np.repeat(np.arange(len(pieces)), count[pieces]),
+        part_layer=np.concatenate([layers[piece] for piece in pieces.tolist()]),
     )
-    sizes = [sum(tensors[t][1] for t in group) for group in groups]
-    return sizes, [tensors[group[-1]][0] for group in groups]
+
+
+def _groups(job: Job, layer: list[int], sizes: list[float]) -> list[list[int]]:
+    """Indices of the tensors in each message; ``layer`` and ``sizes`` are those of the tensors."""
+    options: Options = job.options
+    of_layer: dict[int, list[int]] = {}
+    for tensor, index in enumerate(layer):
+        of_layer.setdefault(index, []).append(tensor)
+    by_layer = list(of_layer.values())
+    match options.bucketing:
+        case "ddp":
+            return ddp_buckets(
+                sizes,
+                cap_bytes=options.bucket_cap_bytes,
+                first_cap_bytes=options.first_bucket_bytes,
+            )
+        case "one":
+            return [list(range(len(sizes)))]
+        case "layer":
+            return by_layer
+        case "horovod":
+            return [[index] for index in range(len(sizes))]
+        case "mg_wfbp":
+            return _merged(job, by_layer, layer, sizes)
+
+
+def _merged(
+    job: Job, by_layer: list[list[int]], layer: list[int], sizes: list[float]
+) -> list[list[int]]:
+    """Layers merged for what a collective costs here, and the times of backward as profiled."""
+    if job.workers == 1:
+        return by_layer
+    options: Options = job.options
+    backward = np.array([a.backward_s for a in expanded(job.workload).layers])
+    ready_s = np.cumsum(backward[::-1])[::-1]
+    dense = np.array([sum(sizes[t] for t in tensors) for tensors in by_layer])
+    sent = options.sent_bytes(dense)
+    startup_s, whole_s = _cost(job, np.array([0.0, sent.sum()])).seconds.tolist()
+    merged = mg_wfbp_buckets(
+        [float(ready_s[layer[tensors[0]]]) for tensors in by_layer],
+        sent.tolist(),
+        startup_s=startup_s,
+        per_byte_s=(whole_s - startup_s) / float(sent.sum()),
+    )
+    return [[t for i in group for t in by_layer[i]] for group in merged]
+
+
+def _cost(job: Job, sent: Floats) -> Cost:
+    """What it costs to sum gradients of which each worker has ``sent`` bytes, (sizes,)."""
+    options: Options = job.options
+    members = Members.of(job.cluster, job.workers)
+    if options.sparse:
+        return all_gather_cost(members, job.workers * sent)
+    return all_reduce_cost(members, sent, options.reduction)
+
+
+class End(msgspec.Struct, frozen=True, eq=False):
+    """What waits for messages, and what ends an iteration.
+
+    Attributes
+    ----------
+    waiting : ops that wait for messages, (workers, ends).
+    updates : ops that update parameters, (workers, updates).
+    mark : the last op of an iteration on each device, (workers,).
+    message, column : message ``message[k]`` is needed by end ``column[k]``, (pairs,).
+    """
+
+    waiting: Ids
+    updates: Ids
+    mark: Ids
+    message: Ids
+    column: Ids
+
+    def follow(self, b: GraphBuilder, done: Ids) -> None:
+        """Let the ends wait for the op that ends each message, (messages,)."""
+        after = self.waiting[:, self.column]
+        b.edge(np.broadcast_to(done[self.message], after.shape), after)
+
+
+def _decode_per_byte_s(job: Job) -> float:
+    """Time of a device to decompress what it received for a byte of gradients."""
+    options: Options = job.options
+    return options.decode_per_byte_s * (job.workers - 1 if options.sparse else 1)
+
+
+def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
+    """One optimizer step of each worker, after all messages; before it they are decompressed."""
+    optimizer = waiting = add_optimizer(b, job, workers)
+    decode_s = _decode_per_byte_s(job) * job.workload.gradient_bytes
+    if decode_s > 0.0 and job.workers > 1:
+        waiting = workers.compute(b, "decode", decode_s)
+        b.edge(workers.backward[:, 0], waiting)
+        b.edge(waiting, optimizer)
+    index = np.arange(len(messages.bytes))
+    return End(waiting[:, None], optimizer[:, None], optimizer, index, np.zeros_like(index))
+
+
+def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
+    """An update of each layer once it has been reduced; the next forward of a layer waits for it
+    alone."""
+    layers, column = np.unique(messages.part_layer, return_inverse=True)
+    dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])[layers]
+    seconds = job.workload.optimizer_s * dense / dense.sum() + _decode_per_byte_s(job) * dense
+    names = [workers.layer_names[i] for i in layers.tolist()]
+    update = workers.compute(b, "update", seconds, names=names)
+    b.edge(update, workers.forward[:, layers], lag=1)
+    b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
+    return End(update, update, workers.backward[:, 0], messages.message, column)
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
@@ -61,46 +293,109 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     options: Options = job.options
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
-    optimizer = add_optimizer(b, job, workers)
-    if job.workers > 1:
-        sizes, last_layer = buckets_of(job.workload, options)
-        ready = workers.backward[:, last_layer if options.overlap else [0] * len(sizes)]
-        add = _add_sends if options.each_send else _add_collectives
-        add(b, job, np.array(sizes), ready, optimizer, fold)
+    messages = messages_of(job)
+    alone = job.workers == 1
+    finish = _by_layer if options.cross_barrier and not alone else _at_once
+    end = finish(b, job, workers, messages)
+    if not alone:
+        dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])
+        made = options.encoded(b, workers, dense)
+        ready = made[:, messages.layer if options.overlap else np.zeros_like(messages.layer)]
+        if options.each_send:
+            _add_sends(b, job, messages, ready, end, fold)
+        elif options.bucketing == "horovod":
+            _add_fused(b, job, messages, ready, end, fold)
+        else:
+            _add_collectives(b, job, messages, ready, end, fold)
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
-    counter = b.counters(optimizer)
-    b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
-    return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
+    counter = b.counters(end.updates.ravel()).reshape(end.updates.shape)
+    group = workers.index[:, None]
+    b.probe("staleness", end.updates, end.updates, lag=1, counter=counter, group=group)
+    return b.build(device=workers.device, mark=end.mark, count=job.workers if fold else 1)
 
 
 def _add_collectives(
-    b: GraphBuilder, job: Job, sizes: Floats, ready: Ids, optimizer: Ids, fold: bool
+    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
 ) -> None:
-    """Every bucket as one transfer over all members' links, both ways at once."""
+    """Every message as one transfer over all members' links, both ways at once."""
     options: Options = job.options
-    nodes = sorted({job.cluster.node_of_worker(worker) for worker in range(job.workers)})
-    network = Network(
-        b, job.cluster, [f"node {node}" for node in nodes], core_share=len(nodes), fold=fold
+    sent = options.sent_bytes(messages.bytes)
+    cost = _cost(job, sent)
+    credit = max(int(min(options.credit_bytes, MOST_UNITS)), 1)
+    by_bytes = options.credit_bytes > 0.0
+    communicator = Communicator(
+        b,
+        job,
+        Members.of(job.cluster, job.workers),
+        capacity=credit if by_bytes else options.concurrent,
+        symmetric=fold and cost.symmetric,
     )
-    moved = np.array([ring_allreduce_bytes(job.workers, size) for size in sizes])
-    collective = b.ops(
-        "all-reduce",
-        (len(sizes),),
-        bytes=moved,
-        path=network.all_of(nodes),
-        seconds=ring_allreduce_steps(job.workers) * network.hop_s(nodes)
-        + moved / 2.0 * options.reduce_per_byte_s,
-        slot=b.slots("communicator", (1,), capacity=options.concurrent),
-        axes=(("bucket", None),),
+    collective = communicator.add(
+        "all-gather" if options.sparse else "all-reduce",
+        cost,
+        axis="bucket",
+        priority=messages.layer if options.priority else 0,
+        units=np.clip(np.ceil(sent), 1, credit).astype(np.int64) if by_bytes else 1,
     )
     b.edge(ready, np.broadcast_to(collective, ready.shape))
-    b.edge(np.broadcast_to(collective, ready.shape), optimizer[:, None])
+    end.follow(b, collective)
     b.probe("all-reduce", collective, collective, at_ready=True)
 
 
+def _add_fused(
+    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
+) -> None:
+    """One op that reduces, at each tick, the tensors that are ready on all workers together."""
+    options: Options = job.options
+    sent = options.sent_bytes(messages.bytes)
+    nothing, whole = np.zeros(1), sent.sum(keepdims=True)
+    startup, cost = _cost(job, nothing), _cost(job, whole)
+    # bytes to come are not known: all that takes time in proportion to them slows the transfer
+    cost = msgspec.structs.replace(
+        cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds
+    )
+    members = Members.of(job.cluster, job.workers)
+    communicator = Communicator(b, job, members, symmetric=fold and cost.symmetric)
+    axes = (("tensor", None),)
+    made = b.ops("gradient ready", sent.shape, axes=axes)
+    reduced = b.ops("gradient reduced", sent.shape, axes=axes)
+    fused = communicator.add("fused all-reduce", cost, axis="batch")
+    scale = float(cost.bytes[0] / whole[0])
+    b.edge(ready, np.broadcast_to(made, ready.shape))
+    b.batch(
+        int(fused[0]),
+        made,
+        reduced,
+        sent * scale,
+        cycle_s=options.fusion_cycle_s,
+        cap_bytes=options.fusion_threshold_bytes * scale,
+    )
+    end.follow(b, reduced)
+    b.probe("all-reduce", made, reduced)
+
+
 def _add_sends(
-    b: GraphBuilder, job: Job, sizes: Floats, ready: Ids, optimizer: Ids, fold: bool
+    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
+) -> None:
+    """Every send of every message as an op of its own."""
+    options: Options = job.options
+    sent = options.sent_bytes(messages.bytes)
+    if options.algorithm == "ring" and not options.sparse:
+        _add_ring_sends(b, job, sent, ready, end.waiting[:, 0], fold)
+        return
+    members = Members.of(job.cluster, job.workers)
+    schedule = (
+        collectives.ring_all_gather(job.workers)
+        if options.sparse
+        else schedule_of(members, options.reduction)
+    )
+    after = end.waiting[:, 0]
+    add_sends(b, job, schedule, sent, ready, after, reduce_per_byte_s=options.reduce_per_byte_s)
+
+
+def _add_ring_sends(
+    b: GraphBuilder, job: Job, sizes: Floats, ready: Ids, after: Ids, fold: bool
 ) -> None:
     """Every step of every bucket as a send from each worker to the next of the ring.
 
@@ -113,7 +408,7 @@ def _add_sends(
     names = [f"node {node}" for node in nodes]
     network = Network(b, job.cluster, names, core_share=members if fold else 1, fold=fold)
     n, buckets = ready.shape
-    steps = ring_allreduce_steps(members)
+    steps = costs.ring_allreduce_steps(members)
     node, following = place[:n], np.roll(place, -1)[:n]
     if fold:
         path, latency_s = network.around()[None], np.array([network.hop_s(nodes)])
@@ -138,15 +433,19 @@ def _add_sends(
     b.chain(in_order)
     b.edge(before[:, :-1], in_order[:, 1:])
     b.edge(ready, send[:, :, 0])
-    b.edge(send[:, -1, -1], optimizer)
-    b.edge(before[:, -1], optimizer)
+    b.edge(send[:, -1, -1], after)
+    b.edge(before[:, -1], after)
     b.probe("all-reduce", send[:, :, 0], send[:, :, -1], at_ready=True)
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """With each send simulated, workers that share a node differ in where they send to."""
-    if job.options.each_send and job.cluster.node_of_worker(job.workers - 1) < job.workers - 1:
-        return None
+    """With each send simulated, one worker can stand for all only in a ring of one worker a node:
+    those that share a node, and members of a tree, differ in where they send to."""
+    options: Options = job.options
+    if options.each_send:
+        shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1
+        if shared or options.algorithm != "ring" or options.sparse:
+            return None
     return build(job, fold=True)
 
 
@@ -158,21 +457,42 @@ ARCHITECTURE = Architecture(
     asynchronous=lambda options: False,
     server_bytes=None,
     option_help={
-        "algorithm": "how the sum is made: ring",
+        "algorithm": REDUCTION_HELP["algorithm"],
+        "chunks": REDUCTION_HELP["chunks"],
         "overlap": "reduce a bucket as soon as all workers have filled it, during backward",
-        "bucket_cap_bytes": "gradients are reduced in buckets of at least this size",
-        "first_bucket_bytes": "size of the first bucket",
+        "bucketing": "what is reduced together: ddp (buckets of a size), one (everything), layer, "
+        "horovod (what is ready at a tick) or mg_wfbp (merged where that is faster)",
+        "bucket_cap_bytes": "with bucketing=ddp, buckets are of at least this size",
+        "first_bucket_bytes": "with bucketing=ddp, size of the first bucket",
+        "fusion_cycle_s": "with bucketing=horovod, time between ticks",
+        "fusion_threshold_bytes": "with bucketing=horovod, the most that is fused; 0: no fusion",
+        "partition_bytes": "larger buckets are cut into parts of at most this size",
+        "priority": "of the buckets that wait, the one closest to the input goes first",
+        "credit_bytes": "bytes of gradients that may be under way at once; 0: as concurrent says",
+        "cross_barrier": "a layer's next forward waits for its own update only",
         "concurrent": "collectives at once: 1 for NCCL, 2 for gloo",
-        "each_send": "simulate each send of the ring, to see a straggler inside a collective",
-        "reduce_per_byte_s": "time to add one byte's worth of gradients",
+        "each_send": "simulate each send, to see a straggler inside a collective",
+        "reduce_per_byte_s": REDUCTION_HELP["reduce_per_byte_s"],
+        **COMPRESSION_HELP,
     },
     assumptions=(
-        "a ring moves 2(n-1)/n of the bytes over every member's link, both ways",
-        "buckets are reduced in the order in which they fill",
-        "the next forward pass starts after the optimizer, the optimizer after the last bucket",
+        *REDUCTION_ASSUMPTIONS,
+        "buckets are reduced in the order in which they fill, unless priorities say otherwise",
+        "the next forward pass starts after the optimizer, the optimizer after the last bucket; "
+        "with cross_barrier each layer has an update of its own, whose part of the optimizer's "
+        "time is that of its bytes",
+        "copying tensors into and out of a fused message, and agreeing on what is ready, take no "
+        "time",
+        "sparse gradients are gathered, not summed on the way: everybody receives those of all "
+        "others; quantised ones are summed as they are",
     ),
     source="Patarasuk, Yuan, JPDC 69, 2009, doi 10.1016/j.jpdc.2008.09.002; "
-    "Li et al., PVLDB 13(12), 2020, doi 10.14778/3415478.3415530",
+    "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521; "
+    "Sanders, Speck, Träff, Parallel Computing 35(12), 2009, doi 10.1016/j.parco.2009.09.001; "
+    "Li et al., PVLDB 13(12), 2020, doi 10.14778/3415478.3415530; "
+    "Shi, Chu, Li, INFOCOM 2019, doi 10.1109/INFOCOM.2019.8737367; "
+    "Peng et al. (ByteScheduler), SOSP 2019, doi 10.1145/3341301.3359642",
     aliases={"ring": {"algorithm": "ring"}},
     fold=_fold,
+    unused=lambda options: options.unused,
 )

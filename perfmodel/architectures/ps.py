@@ -33,6 +33,7 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
     servers: int = 1
     overlap: bool = True
     duplex: bool = False
+    pull: Literal["reply", "request"] = "reply"
     sharding: Literal["bytes", "hash"] = "bytes"
     split_above_bytes: float = 4e6
     local_aggregation: bool = False
@@ -252,13 +253,18 @@ class _Builder:
             place=node,
             axes=(("worker", None), ("server", None)),
         )
+        line = connection[:, slices.server[order]]
+        if to_servers:
+            self.push_line = line
+        else:
+            self.pull_line = line[:, order]
         return b.ops(
             label,
             self.shape,
             bytes=size[order],
             path=self.network.path(*ends),
             latency_s=self.network.latency_s(*ends),
-            slot=connection[:, slices.server[order]],
+            slot=line,
             units=units,
             priority=options.priority(slices.layer[order]),
             group=self.group,
@@ -312,8 +318,9 @@ class _Builder:
             if not options.backup_workers:
                 b.edge(update, np.broadcast_to(fresh, update.shape))
         if options.duplex:
-            b.edge(np.broadcast_to(fresh, pull.shape), pull)
-            self._bound(update, pull, lag=0)
+            answer = pull if options.pull == "reply" else self._requests(pull)
+            b.edge(np.broadcast_to(fresh, pull.shape), answer)
+            self._bound(update, answer, lag=0)
         elif options.backup_workers:
             self._quorum(update, fresh, pull)
         else:  # one reply phase: a worker pulls once all that it waits for has been applied
@@ -327,6 +334,25 @@ class _Builder:
             for op in fresh[0]:
                 b.every(int(op), options.softsync)
         return fresh
+
+    def _requests(self, pull: Ids) -> Ids:
+        """Pulls that are asked for: an acknowledgement to the worker, and its request back.
+
+        Both are small, yet wait in line on their connections: the first behind pulls, the second
+        behind pushes. Returns the acknowledgements, (pushers, slices).
+        """
+        node, server_node = self.workers.node[self.pushers.worker][:, None], self.home
+        server_node = server_node[self.slices.server]
+        small = {
+            "group": self.group,
+            "axes": (("worker", None), ("slice", self.names)),
+            "latency_s": self.network.latency_s(node, server_node),
+        }
+        answer = self.b.ops("acknowledge", self.shape, slot=self.pull_line, **small)
+        request = self.b.ops("request", self.shape, slot=self.push_line, **small)
+        self.b.edge(answer, request)
+        self.b.edge(request, pull)
+        return answer
 
     def _for_all(self, label: str, cause: str, names: tuple[str, ...]) -> Ids:
         return self.b.ops(
@@ -450,6 +476,8 @@ ARCHITECTURE = Architecture(
         "servers": "number of servers the parameters are spread over",
         "overlap": "push a layer as soon as its gradient is ready, start it as soon as it is back",
         "duplex": "answer each pushed slice at once (MXNet) instead of one pull phase per step",
+        "pull": "reply: a push is answered with the new parameters; request: with an "
+        "acknowledgement, after which the worker asks for them, behind its pushes (MXNet)",
         "sharding": "where whole tensors go: bytes (the emptiest server) or hash (of their number)",
         "split_above_bytes": "larger tensors are cut evenly over all servers; inf: none is cut",
         "local_aggregation": "sum gradients inside each node first; the node pushes once (bsp)",

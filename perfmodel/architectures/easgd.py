@@ -1,0 +1,187 @@
+"""EASGD: every few steps a worker and the centre variable on the servers pull at each other."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures import Architecture, ModelAge
+from perfmodel.architectures._gossip import add_begin
+from perfmodel.architectures._messages import tensors_of
+from perfmodel.architectures._network import Network
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers
+from perfmodel.errors import InputError, number, whole_number
+from perfmodel.graph import Axis, GraphBuilder, Ids, OpGraph
+from perfmodel.job import Job
+
+MOST_SERVERS = 10_000
+"""Servers of one job; more is taken for a slip of the keyboard."""
+
+AXES: tuple[Axis, Axis] = (("worker", None), ("server", None))
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of EASGD; the registry entry below says what each means."""
+
+    period: int = 4
+    moving_rate: float = 0.1
+    servers: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number("period", self.period, at_most=1_000_000)
+        number("moving_rate", self.moving_rate, above=0.0, at_most=1.0)
+        whole_number("servers", self.servers, at_most=MOST_SERVERS)
+
+
+def build(job: Job) -> OpGraph:
+    """The op graph: computation, and every ``period`` steps a pull, a push and an update."""
+    _fits(job)
+    b = GraphBuilder()
+    workers = add_workers(b, job)
+    optimizer = add_optimizer(b, job, workers)
+    begin = add_begin(b, job, workers, optimizer, period=job.options.period)
+    _add_exchange(b, job, workers, begin)
+    return b.build(device=workers.device, mark=optimizer)
+
+
+def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids) -> None:
+    """Pull the centre before the step; push the difference while the gradient is computed.
+
+    In the last step of each period. All ops of the servers have shape (workers, servers).
+    """
+    period, group = job.options.period, workers.index[:, None]
+    home = np.array(
+        [job.cluster.node_of_server(s, job.workers) for s in range(job.options.servers)]
+    )
+    request = b.ops("request", (job.workers,), group=workers.index, cause="server", axes=AXES[:1])
+    pull, push = _transfers(b, job, workers.node[:, None], home)
+    pulled = b.ops("pulled", (job.workers,), group=workers.index, axes=AXES[:1])
+    update = _updates(b, job, home)
+    for ops in (pull, push, update):
+        b.active(ops, every=period, phase=period - 1)
+    b.edge(begin, request)
+    b.edge(update, request[:, None], lag=period)
+    b.edge(request[:, None], pull)
+    b.edge(pull, pulled[:, None])
+    b.edge(pulled, workers.forward[:, 0])
+    b.edge(pulled[:, None], push)
+    b.edge(push, update)
+    read, added = _every(b, "read", request, period), _every(b, "added", update, period)
+    b.probe("staleness", read[:, None], added, counter=b.counters(added), group=group)
+    if period == 1:  # else steps without an exchange would count as transfers of no time
+        for label, ops in (("pull", pull), ("push", push), ("update", update)):
+            b.probe(label, ops, ops, at_ready=True, group=group)
+
+
+def _transfers(b: GraphBuilder, job: Job, node: Ids, home: Ids) -> tuple[Ids, Ids]:
+    """The pull and the push of each worker, on ``node`` (workers, 1), and each server."""
+    names = _node_names(job.cluster.nodes_for(job.workers), home.tolist())
+    network = Network(b, job.cluster, names)
+
+    def transfer(label: str, source: Ids, target: Ids) -> Ids:
+        return b.ops(
+            label,
+            (job.workers, len(home)),
+            bytes=job.workload.gradient_bytes / len(home),
+            path=network.path(source, target),
+            latency_s=network.latency_s(source, target),
+            group=np.arange(job.workers)[:, None],
+            axes=AXES,
+        )
+
+    return transfer("pull", home, node), transfer("push", node, home)
+
+
+def _updates(b: GraphBuilder, job: Job, home: Ids) -> Ids:
+    """Each worker's difference being added on each server."""
+    cost, servers = job.cluster.server, len(home)
+    tensors = len(tensors_of(job.workload).bytes)
+    whole_s = (
+        cost.update_per_tensor_s * tensors + cost.update_per_byte_s * job.workload.gradient_bytes
+    )
+    threads = b.slots(
+        "update threads of",
+        (servers,),
+        capacity=job.cluster.update_threads,
+        place=home,
+        axes=AXES[1:],
+    )
+    return b.ops(
+        "update",
+        (job.workers, servers),
+        seconds=whole_s / servers,
+        slot=threads,
+        group=np.arange(job.workers)[:, None],
+        cause="server",
+        axes=AXES,
+    )
+
+
+def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
+    """Ops that follow ``ops`` in the last step of each period, and have no other iterations."""
+    if period == 1:
+        return ops
+    follow = b.ops(label, ops.shape, cause="server")
+    b.edge(ops, follow)
+    for op in follow.ravel():
+        b.every(int(op), period)
+    return follow
+
+
+def _fits(job: Job) -> None:
+    cluster, servers = job.cluster, job.options.servers
+    needed = cluster.node_of_server(servers - 1, job.workers) + 1
+    if cluster.nodes is not None and needed > cluster.nodes:
+        raise InputError(
+            f"servers: {servers} dedicated servers beside {job.workers} workers do not fit on "
+            f"cluster {cluster.name!r} ({cluster.nodes} nodes)"
+        )
+
+
+def _node_names(worker_nodes: int, server_nodes: list[int]) -> list[str]:
+    """Names of all nodes; those with servers say which."""
+    hosts: dict[int, list[str]] = {node: [] for node in range(worker_nodes)}
+    for server, node in enumerate(server_nodes):
+        hosts.setdefault(node, []).append(f"server {server}")
+    return [
+        f"node {node}" + (f" ({', '.join(servers)})" if servers else "")
+        for node, servers in sorted(hosts.items())
+    ]
+
+
+def server_bytes(job: Job) -> float:
+    """Memory of a server: its part of the centre, and a receive buffer of that size per worker."""
+    return float(job.workload.gradient_bytes / job.options.servers * (1 + job.workers))
+
+
+def model_age(job: Job) -> ModelAge:
+    """Local steps since a worker's last exchange: 0 to period - 1, all equally often."""
+    period = job.options.period
+    p90 = -(-9 * period // 10) - 1
+    return ModelAge(exchange_every=float(period), mean=(period - 1) / 2.0, p90=p90)
+
+
+ARCHITECTURE = Architecture(
+    name="easgd",
+    title="EASGD (elastic averaging with servers, asynchronous)",
+    options=Options,
+    build=build,
+    asynchronous=lambda options: True,
+    server_bytes=server_bytes,
+    option_help={
+        "period": "local steps from one exchange with the centre to the next",
+        "moving_rate": "how far worker and centre move towards each other; no effect on time",
+        "servers": "number of servers the centre is spread over, in equal parts",
+    },
+    assumptions=(
+        "in the last step of each period a worker pulls the centre, waits for it, and sends the "
+        "elastic difference while it computes the gradient",
+        "a worker's pull is answered once its previous difference has been added",
+        "the parameters are cut into equal parts, one per server; each has a connection of its own "
+        "with each worker, and all parts travel at once",
+        "adding a difference costs the server its update time per tensor and byte; the worker's "
+        "part takes no time",
+    ),
+    source="Zhang, Choromanska, LeCun, NIPS 2015, arXiv 1412.6651",
+    model_age=model_age,
+)

@@ -1,0 +1,212 @@
+"""Sharded data parallel training: optimizer state, gradients and parameters are split (ZeRO)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures import Architecture
+from perfmodel.architectures._collectives import (
+    Communicator,
+    Members,
+    all_gather_cost,
+    reduce_scatter_cost,
+)
+from perfmodel.architectures._workers import Workers, add_workers, stagger_s
+from perfmodel.buckets import ddp_buckets
+from perfmodel.errors import number, whole_number
+from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
+from perfmodel.job import Job
+from perfmodel.workload import Workload, expanded
+
+UNIT_BYTES = 25 * 2**20
+"""Size at which a unit is closed (25 MiB), as that of a bucket without sharding."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of sharded training; the registry entry below says what each means."""
+
+    stage: Literal[1, 2, 3] = 3
+    unit_bytes: float = UNIT_BYTES
+    prefetch: int = 1
+    reshard_after_forward: bool = True
+    reduce_per_byte_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("unit_bytes", self.unit_bytes)
+        whole_number("prefetch", self.prefetch, at_least=0)
+        number("reduce_per_byte_s", self.reduce_per_byte_s)
+
+    @property
+    def unused(self) -> set[str]:
+        """Options that have no effect at this stage."""
+        return set() if self.stage == 3 else {"prefetch", "reshard_after_forward"}
+
+
+class Units(msgspec.Struct, frozen=True, eq=False):
+    """Groups of consecutive layers whose parameters travel together, in forward order.
+
+    All of shape (units,): ``bytes``; the ``first`` and the ``last`` layer with parameters.
+    """
+
+    bytes: Floats
+    first: Ids
+    last: Ids
+
+
+def units_of(workload: Workload, unit_bytes: float) -> Units:
+    """Group a workload's layers; a unit is closed by the layer that brings it to its size."""
+    found = [
+        (index, sum(layer.tensor_bytes))
+        for index, layer in enumerate(expanded(workload).layers)
+        if layer.tensor_bytes
+    ]
+    groups = ddp_buckets(
+        [size for _, size in found], cap_bytes=unit_bytes, first_cap_bytes=unit_bytes
+    )
+    return Units(
+        bytes=np.array([sum(found[k][1] for k in group) for group in groups]),
+        first=np.array([found[group[0]][0] for group in groups]),
+        last=np.array([found[group[-1]][0] for group in groups]),
+    )
+
+
+def build(job: Job, *, fold: bool = False) -> OpGraph:
+    """The op graph; with ``fold`` of the first worker, which stands for all of them."""
+    b = GraphBuilder()
+    workers = add_workers(b, job, first=1 if fold else None)
+    optimizer = workers.compute(b, "optimizer", job.workload.optimizer_s / job.workers)
+    b.edge(workers.backward[:, 0], optimizer)
+    b.edge(optimizer, workers.forward[:, 0], lag=1)
+    if job.workers > 1:
+        _add_collectives(b, job, workers, optimizer, fold)
+    if not fold:
+        b.stagger(workers.forward[:, 0], stagger_s(job))
+    counter = b.counters(optimizer)
+    b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
+
+
+def _add_collectives(
+    b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fold: bool
+) -> None:
+    """All-gathers of parameters and reduce-scatters of gradients, on one communicator."""
+    options: Options = job.options
+    units = units_of(job.workload, options.unit_bytes)
+    members = Members.of(job.cluster, job.workers)
+    gather = all_gather_cost(members, units.bytes)
+    scatter = reduce_scatter_cost(members, units.bytes, options.reduce_per_byte_s)
+    communicator = Communicator(b, job, members, symmetric=fold)
+
+    gathered = communicator.add("all-gather", gather, axis="unit")
+    again = (
+        communicator.add("all-gather again", gather, axis="unit")
+        if options.stage == 3 and options.reshard_after_forward
+        else None
+    )
+    reduced = communicator.add("reduce-scatter", scatter, axis="unit")
+    b.chain(gathered)
+    b.chain(reduced[::-1])
+    _edge_from_all(b, workers.backward[:, units.first], reduced)
+    b.edge(np.broadcast_to(reduced, (len(optimizer), len(reduced))), optimizer[:, None])
+    if options.stage == 3:
+        _gather_in_time(b, options, workers, units, optimizer, gathered, again)
+    else:  # everything is gathered before the next step begins
+        _edge_from_all(b, optimizer[:, None], gathered[:1])
+        b.edge(np.broadcast_to(gathered[-1], optimizer.shape), workers.forward[:, 0], lag=1)
+    b.probe("all-gather", gathered, gathered, at_ready=True)
+    b.probe("reduce-scatter", reduced, reduced, at_ready=True)
+
+
+def _gather_in_time(
+    b: GraphBuilder,
+    options: Options,
+    workers: Workers,
+    units: Units,
+    optimizer: Ids,
+    gathered: Ids,
+    again: Ids | None,
+) -> None:
+    """Gather a unit before it computes, and no more than ``prefetch`` units ahead.
+
+    A unit computes twice: in forward and, in reverse order, in backward. Once one has ended, what
+    comes ``prefetch`` + 1 computations later is gathered.
+    """
+    forward_begin, forward_end = workers.forward[:, units.first], workers.forward[:, units.last]
+    backward_begin = workers.backward[:, units.last[::-1]]
+    backward_end = workers.backward[:, units.first[::-1]]
+    _edge_from_all(b, optimizer[:, None], gathered[:1], lag=1)
+    b.edge(np.broadcast_to(gathered, forward_begin.shape), forward_begin)
+    gathers, ends = gathered, forward_end
+    if again is not None:
+        back = again[::-1]
+        b.chain(back)
+        b.edge(np.broadcast_to(back, backward_begin.shape), backward_begin)
+        _edge_from_all(b, forward_end, again)  # it is freed before it is gathered again
+        gathers = np.concatenate([gathered, back])
+        ends = np.concatenate([forward_end, backward_end], axis=1)
+    ahead = options.prefetch + 1
+    if ahead < len(gathers):
+        _edge_from_all(b, ends[:, : len(gathers) - ahead], gathers[ahead:])
+
+
+def _edge_from_all(b: GraphBuilder, before: Ids, after: Ids, lag: int = 0) -> None:
+    """Let ``after`` (ops,) wait for ``before`` (workers, ops) of every worker."""
+    b.edge(before, np.broadcast_to(after, before.shape), lag)
+
+
+def worker_bytes(job: Job) -> float:
+    """Most memory that one worker needs: optimizer state, gradients, parameters and activations.
+
+    At stage 1 a worker keeps an n-th of the optimizer state. At stage 2 it keeps an n-th of the
+    gradients, too, and those of one unit that is being reduced. At stage 3 it keeps an n-th of the
+    parameters as well, and the units that are gathered: the one that computes and those ahead.
+    """
+    options: Options = job.options
+    whole, n = job.workload.gradient_bytes, job.workers
+    units = np.sort(units_of(job.workload, options.unit_bytes).bytes)[::-1]
+    gradients = parameters = whole
+    if options.stage > 1:
+        gradients = min(whole / n + float(units[0]), whole)
+    if options.stage == 3 and options.reshard_after_forward:
+        parameters = min(whole / n + float(units[: options.prefetch + 1].sum()), whole)
+    state = job.workload.optimizer_state_bytes / n
+    return state + gradients + parameters + job.workload.activation_bytes
+
+
+def _fold(job: Job) -> OpGraph:
+    return build(job, fold=True)
+
+
+ARCHITECTURE = Architecture(
+    name="fsdp",
+    title="fully sharded data parallel, ZeRO (synchronous, no server)",
+    options=Options,
+    build=build,
+    asynchronous=lambda options: False,
+    server_bytes=None,
+    option_help={
+        "stage": "1: optimizer state is sharded; 2: gradients as well; 3: parameters, too",
+        "unit_bytes": "layers travel together in units of at least this size; 0: each on its own",
+        "prefetch": "units that may be gathered ahead of the one that computes (stage 3)",
+        "reshard_after_forward": "free parameters after forward, and gather them again (stage 3)",
+        "reduce_per_byte_s": "time to add one byte's worth of gradients",
+    },
+    assumptions=(
+        "a ring reduce-scatter, or all-gather, moves (n-1)/n of a unit's bytes over every member's "
+        "link, both ways, at the pace of the slowest link",
+        "collectives go one at a time, in the order in which they are ready",
+        "a worker's optimizer updates its own part of the parameters, in 1/n of the time",
+        "at stages 1 and 2 all parameters are gathered between the optimizer and the next forward "
+        "pass; both take the same time, and differ in memory alone",
+        "a unit that was freed after forward is gathered again for backward, the last one included",
+        "gathered parameters have as many bytes as gradients",
+    ),
+    source="Rajbhandari et al., SC 2020, doi 10.1109/SC41405.2020.00024; "
+    "Zhao et al., PVLDB 16(12), 2023, doi 10.14778/3611540.3611569",
+    aliases={"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}},
+    fold=_fold,
+    unused=lambda options: options.unused,
+)

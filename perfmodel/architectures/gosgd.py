@@ -1,0 +1,124 @@
+"""GoSGD: after a step a worker may send its model to a random other one, and waits for nobody."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import msgspec
+
+from perfmodel.architectures import Architecture, ModelAge
+from perfmodel.architectures._gossip import Partners, add_begin, add_network, others
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers
+from perfmodel.errors import number, whole_number
+from perfmodel.graph import GraphBuilder, Ids, OpGraph
+from perfmodel.job import Job
+
+MOST_STEPS = 1_000_000
+"""Steps that a worker may be ahead of its messages at most."""
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of GoSGD; the registry entry below says what each means."""
+
+    probability: float = 0.1
+    queue: int = 8
+    merge_per_model_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("probability", self.probability, at_most=1.0)
+        whole_number("queue", self.queue, at_most=MOST_STEPS)
+        number("merge_per_model_s", self.merge_per_model_s)
+
+
+def window(options: Options) -> int:
+    """Steps in which a worker sends, on average, as many models as may be on their way.
+
+    >>> window(Options(probability=0.25, queue=8))
+    32
+    """
+    return min(math.ceil(options.queue / max(options.probability, 1e-9)), MOST_STEPS)
+
+
+def build(job: Job) -> OpGraph:
+    """The op graph: computation, pushes by chance after it, and merges before the next step."""
+    b = GraphBuilder()
+    workers = add_workers(b, job)
+    optimizer = add_optimizer(b, job, workers)
+    begin = add_begin(b, job, workers, optimizer)
+    if job.workers > 1 and job.options.probability > 0.0:
+        _add_gossip(b, job, workers, begin, optimizer)
+    b.probe(
+        "staleness", optimizer, optimizer, lag=1, counter=b.counters(optimizer), group=workers.index
+    )
+    return b.build(device=workers.device, mark=optimizer)
+
+
+def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> None:
+    """Send models by chance, one after the other; a worker is at most a window ahead of them."""
+    options: Options = job.options
+    partners = Partners.add(b, workers.index, others(job.workers))
+    push = partners.send(b, "push", job, workers, add_network(b, job))
+    if options.probability < 1.0:
+        b.active(push, probability=options.probability, draw=partners.draw)
+    b.edge(optimizer, push)
+    b.edge(push, begin, lag=window(options) + 1)
+    if options.merge_per_model_s > 0.0:
+        _add_merges(b, job, workers, partners, begin, push)
+
+
+def _add_merges(
+    b: GraphBuilder, job: Job, workers: Workers, partners: Partners, begin: Ids, push: Ids
+) -> None:
+    """Let each worker merge, on its device, the models that have come by the time it begins."""
+    options: Options = job.options
+    merge = workers.compute(b, "merge", 0.0)
+    b.edge(begin, merge)
+    b.edge(merge, workers.forward[:, 0])
+    deliver = partners.when_drawn(b, "deliver", options.probability)
+    b.edge(push[:, None], deliver)
+    for worker in range(job.workers):
+        sender = partners.candidates[worker]
+        to = deliver[sender, (worker - sender - 1) % job.workers]
+        b.mailbox(int(merge[worker]), to, options.merge_per_model_s * workers.slowdown[worker])
+
+
+def model_age(job: Job) -> ModelAge | None:
+    """Local steps since a worker last sent its model; None if it never does.
+
+    The age k with which a step begins is geometric: p (1 - p)^k with p the probability of sending.
+    """
+    p = job.options.probability
+    if job.workers == 1 or p == 0.0:
+        return None
+    p90 = math.ceil(math.log(0.1) / math.log1p(-p)) - 1 if p < 0.9 else 0
+    return ModelAge(exchange_every=1.0 / p, mean=(1.0 - p) / p, p90=p90)
+
+
+def _unused(options: Options) -> Collection[str]:
+    return ("queue", "merge_per_model_s") if options.probability == 0.0 else ()
+
+
+ARCHITECTURE = Architecture(
+    name="gosgd",
+    title="GoSGD (gossip, asynchronous, waits for nobody)",
+    options=Options,
+    build=build,
+    asynchronous=lambda options: True,
+    server_bytes=None,
+    option_help={
+        "probability": "with which a worker sends its model after a step; 0: never",
+        "queue": "models that a worker may have on their way, on average, before it has to wait",
+        "merge_per_model_s": "time to merge a model that has come",
+    },
+    assumptions=(
+        "a model goes to one of the other workers, all equally likely",
+        "each worker sends one model after the other, in order; its device does not wait for that "
+        "unless it is queue/probability steps ahead",
+        "the models that have come are merged before the next step; the model as sent is a copy, "
+        "which takes no time",
+    ),
+    source="Blot, Picard, Cord, Thome, 2016, arXiv 1611.01852",
+    unused=_unused,
+    model_age=model_age,
+)

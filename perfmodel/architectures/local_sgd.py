@@ -1,0 +1,105 @@
+"""Local SGD: workers train on their own, and average their models every few steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.architectures import Architecture, ModelAge
+from perfmodel.architectures._collectives import (
+    REDUCTION_ASSUMPTIONS,
+    REDUCTION_HELP,
+    Communicator,
+    Members,
+    Reduction,
+    all_reduce_cost,
+)
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, stagger_s
+from perfmodel.errors import whole_number
+from perfmodel.graph import GraphBuilder, Ids, OpGraph
+from perfmodel.job import Job
+
+PERIOD = 8
+MOST_PERIOD = 1000
+"""Steps between two averages; more is taken for a slip of the keyboard."""
+
+
+class Options(Reduction, frozen=True, forbid_unknown_fields=True):
+    """Options of local SGD; the registry entry below says what each means."""
+
+    period: int = PERIOD
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("period", self.period, at_most=MOST_PERIOD)
+
+
+def build(job: Job, *, fold: bool = False) -> OpGraph:
+    """The op graph; with ``fold`` of the first worker, which stands for all of them."""
+    b = GraphBuilder()
+    workers = add_workers(b, job, first=1 if fold else None)
+    optimizer = add_optimizer(b, job, workers)
+    if job.workers > 1:
+        _add_average(b, job, workers, optimizer, fold)
+    if not fold:
+        b.stagger(workers.forward[:, 0], stagger_s(job))
+    counter = b.counters(optimizer)
+    b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
+
+
+def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fold: bool) -> None:
+    """The average of all models, once every worker has done ``period`` steps.
+
+    It fires with the tokens of that many steps of all workers, and then lets each go on for as
+    many. So workers wait for each other before an average only, and not in the steps between.
+    """
+    options: Options = job.options
+    members = Members.of(job.cluster, job.workers)
+    cost = all_reduce_cost(members, np.array([job.workload.gradient_bytes]), options)
+    communicator = Communicator(b, job, members, symmetric=fold and cost.symmetric)
+    average = communicator.add("average", cost, axis="model")
+    b.edge(optimizer, average)
+    if options.period == 1:
+        b.edge(np.broadcast_to(average, optimizer.shape), workers.forward[:, 0], lag=1)
+    else:
+        b.every(int(average[0]), options.period * len(optimizer))
+        step = b.ops("step", optimizer.shape, group=workers.index, axes=(("worker", None),))
+        permits = np.broadcast_to(average, (len(step), options.period))
+        b.edge(permits, step[:, None], lag=1)
+        for op in step.tolist():
+            b.every(op, 1)
+        b.edge(step, workers.forward[:, 0])
+    b.probe("average", average, average, at_ready=True)
+
+
+def model_age(job: Job) -> ModelAge | None:
+    """Steps since the last average: equally often 0 to period - 1."""
+    if job.workers == 1:
+        return None
+    period = job.options.period
+    return ModelAge(float(period), (period - 1) / 2.0, (9 * period + 9) // 10 - 1)
+
+
+def _fold(job: Job) -> OpGraph:
+    return build(job, fold=True)
+
+
+ARCHITECTURE = Architecture(
+    name="local_sgd",
+    title="local SGD (synchronous every few steps, no server)",
+    options=Options,
+    build=build,
+    asynchronous=lambda options: False,
+    server_bytes=None,
+    option_help={"period": "steps from one average to the next", **REDUCTION_HELP},
+    assumptions=(
+        *REDUCTION_ASSUMPTIONS,
+        "models are averaged whole after every so many steps, and nothing overlaps that",
+        "between two averages workers do not wait for each other",
+        "parameters have as many bytes as gradients",
+    ),
+    source="Stich, ICLR 2019, arXiv 1805.09767; Lin et al., ICLR 2020, arXiv 1808.07217",
+    fold=_fold,
+    unused=lambda options: options.unused,
+    model_age=model_age,
+)

@@ -1,0 +1,369 @@
+"""Who sends what to whom in a collective operation: rounds of sends, without graph or time.
+
+Members are numbered from 0. In a round each member sends to at most one other member and receives
+from at most one other, and a send waits until both its ends are done with their earlier rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Parents = NDArray[np.int64]
+"""Parent of each member in a tree (members,); -1 for the root."""
+
+NONE = -1
+
+
+class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """The sends of a collective, by round.
+
+    Attributes
+    ----------
+    members : how many take part.
+    repeat : how many times in a row each round is made, (rounds,).
+    round, source, target : round and ends of each send, (sends,); rounds do not decrease.
+    part : bytes of each send, as a part of the bytes to be reduced, (sends,).
+    adds : whether the target adds what it receives to what it has, (sends,).
+    """
+
+    members: int
+    repeat: Ids
+    round: Ids
+    source: Ids
+    target: Ids
+    part: Floats
+    adds: NDArray[np.bool_]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are made, repeated ones counted each time."""
+        return int(self.repeat.sum())
+
+    def sent(self) -> Floats:
+        """Bytes that each member sends, as a part of the bytes to be reduced, (members,)."""
+        return self._moved(self.source)
+
+    def received(self) -> Floats:
+        """Bytes that each member receives, as a part of the bytes to be reduced, (members,)."""
+        return self._moved(self.target)
+
+    def _moved(self, end: Ids) -> Floats:
+        total = np.zeros(self.members)
+        np.add.at(total, end, self.part * self.repeat[self.round])
+        return total
+
+    def unrolled(self) -> Schedule:
+        """The same with every repeated round written out."""
+        if (self.repeat == 1).all():
+            return self
+        kept = [np.flatnonzero(self.round == r) for r in range(len(self.repeat))]
+        sends = [kept[r] for r, times in enumerate(self.repeat.tolist()) for _ in range(times)]
+        which = np.concatenate(sends)
+        return Schedule(
+            members=self.members,
+            repeat=np.ones(len(sends), np.int64),
+            round=np.repeat(np.arange(len(sends)), [len(s) for s in sends]),
+            source=self.source[which],
+            target=self.target[which],
+            part=self.part[which],
+            adds=self.adds[which],
+        )
+
+
+class Waits(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What the sends of an unrolled schedule wait for.
+
+    Attributes
+    ----------
+    before, after : indices of sends; ``after`` waits for ``before``, (waits,).
+    entry, entry_member : sends that wait for a member to enter the collective, (entries,).
+    last : the last send and the last receipt of each member, (members, 2); NONE where it has none.
+    first : the first send that a member takes part in, (members,).
+    """
+
+    before: Ids
+    after: Ids
+    entry: Ids
+    entry_member: Ids
+    last: Ids
+    first: Ids
+
+
+def waits_of(schedule: Schedule) -> Waits:
+    """What each send waits for: everything that its two ends did in earlier rounds."""
+    last = np.full((schedule.members, 2), NONE)
+    first = np.full(schedule.members, NONE)
+    pairs, entries = [], []
+    bounds = np.searchsorted(schedule.round, np.arange(len(schedule.repeat) + 1))
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        sends = np.arange(low, high)
+        source, target = schedule.source[low:high], schedule.target[low:high]
+        for member in (source, target):
+            new = first[member] == NONE
+            entries.append(np.stack([sends[new], member[new]]))
+            for way in (0, 1):
+                earlier = last[member, way]
+                known = earlier != NONE
+                pairs.append(np.stack([earlier[known], sends[known]]))
+        for member in (source, target):
+            first[member] = np.where(first[member] == NONE, sends, first[member])
+        last[source, 0], last[target, 1] = sends, sends
+    found = np.unique(np.concatenate(pairs, axis=1), axis=1)
+    entry = np.concatenate(entries, axis=1)
+    return Waits(
+        before=found[0],
+        after=found[1],
+        entry=entry[0],
+        entry_member=entry[1],
+        last=last,
+        first=first,
+    )
+
+
+Round = tuple[ArrayLike, ArrayLike, float, bool, int]
+"""Sources, targets, part, whether the target adds, and how many times in a row."""
+
+
+def _schedule(members: int, rounds: Sequence[Round]) -> Schedule:
+    sources = [np.asarray(source, np.int64).ravel() for source, *_ in rounds]
+    sends = [len(source) for source in sources]
+    return Schedule(
+        members=members,
+        repeat=np.array([times for *_, times in rounds], np.int64),
+        round=np.repeat(np.arange(len(rounds)), sends),
+        source=np.concatenate(sources),
+        target=np.concatenate([np.asarray(target, np.int64).ravel() for _, target, *_ in rounds]),
+        part=np.repeat([part for _, _, part, *_ in rounds], sends),
+        adds=np.repeat([adds for *_, adds, _ in rounds], sends),
+    )
+
+
+def ring_all_gather(members: int) -> Schedule:
+    """Each member has a piece; all pass on what they last received, to the next of a ring.
+
+    Parts are of one member's piece.
+
+    >>> ring_all_gather(3).received()
+    array([2., 2., 2.])
+    """
+    index = np.arange(members)
+    return _schedule(members, [(index, np.roll(index, -1), 1.0, False, members - 1)])
+
+
+def ring_all_reduce(members: int) -> Schedule:
+    """Reduce-scatter and all-gather round a ring, in pieces of 1/members.
+
+    Patarasuk, Yuan, JPDC 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
+
+    >>> ring_all_reduce(4).sent()
+    array([1.5, 1.5, 1.5, 1.5])
+    """
+    index, part = np.arange(members), 1.0 / members
+    following = np.roll(index, -1)
+    return _schedule(
+        members,
+        [(index, following, part, adds, members - 1) for adds in (True, False)],
+    )
+
+
+def halving_doubling_all_reduce(members: int) -> Schedule:
+    """Reduce-scatter by recursive halving, all-gather by recursive doubling (Rabenseifner).
+
+    Where the number of members is no power of two, each member too many gives all it has to a
+    neighbour before, and gets the sum back from it afterwards.
+
+    Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521.
+
+    >>> halving_doubling_all_reduce(4).sent()
+    array([1.5, 1.5, 1.5, 1.5])
+    >>> halving_doubling_all_reduce(3).sent()
+    array([1., 2., 1.])
+    """
+    levels = members.bit_length() - 1
+    power = 1 << levels
+    over = members - power
+    index = np.arange(power)
+    taking_part = np.where(index < over, 2 * index + 1, index + over)
+    given = np.arange(0, 2 * over, 2)
+    halving: list[Round] = [
+        (taking_part, taking_part[index ^ (1 << level)], 0.5 ** (level + 1), True, 1)
+        for level in range(levels)
+    ]
+    doubling = [(source, target, part, False, 1) for source, target, part, *_ in reversed(halving)]
+    rounds = [*halving, *doubling]
+    if over:
+        rounds = [(given, given + 1, 1.0, True, 1), *rounds, (given + 1, given, 1.0, False, 1)]
+    return _schedule(members, rounds)
+
+
+def tree_all_reduce(members: int) -> Schedule:
+    """Reduce to member 0 and broadcast from it along a binomial tree, all bytes at once.
+
+    >>> tree_all_reduce(4).sent()
+    array([2., 1., 2., 1.])
+    """
+    up = [(source, target, 1.0, True, 1) for source, target in _binomial(members)]
+    down = [(target, source, 1.0, False, 1) for source, target, *_ in reversed(up)]
+    return _schedule(members, [*up, *down])
+
+
+def _binomial(members: int) -> list[tuple[Ids, Ids]]:
+    """Sends of each round of a reduction to member 0 along a binomial tree."""
+    steps = [1 << level for level in range((members - 1).bit_length())]
+    sources = [np.arange(step, members, 2 * step) for step in steps]
+    return [(source, source - step) for source, step in zip(sources, steps, strict=True)]
+
+
+def hierarchical_all_reduce(node: Sequence[int]) -> Schedule:
+    """Reduce inside each node along a binomial tree, a ring among nodes, and broadcast inside.
+
+    ``node`` (members,) is the number of each member's node, 0 to nodes - 1, not decreasing. The
+    first member of a node stands for it in the ring.
+
+    >>> hierarchical_all_reduce([0, 0, 1, 1]).sent()
+    array([2., 1., 2., 1.])
+    """
+    sizes = np.bincount(node)
+    leaders = np.cumsum(sizes) - sizes
+    up: list[Round] = []
+    for source, target in _binomial(int(sizes.max())):
+        here = [source < size for size in sizes.tolist()]
+        pairs = list(zip(leaders.tolist(), here, strict=True))
+        sources = np.concatenate([first + source[inside] for first, inside in pairs])
+        targets = np.concatenate([first + target[inside] for first, inside in pairs])
+        up.append((sources, targets, 1.0, True, 1))
+    down: list[Round] = [(b, a, part, False, 1) for a, b, part, *_ in reversed(up)]
+    nodes = len(sizes)
+    around: list[Round] = [
+        (leaders, np.roll(leaders, -1), 1.0 / nodes, adds, nodes - 1) for adds in (True, False)
+    ]
+    return _schedule(len(node), [*up, *(around if nodes > 1 else []), *down])
+
+
+def double_tree_all_reduce(members: int, chunks: int) -> Schedule:
+    """Two binary trees, each for one half of the bytes, which goes through it in ``chunks``.
+
+    Who has children in one tree has none, or one, in the other. Each half is first reduced to the
+    root of its tree, chunk by chunk, then broadcast in the reverse order. In odd and even rounds a
+    member serves one or the other of its links, so it never waits for two at once.
+
+    Sanders, Speck, Träff, Parallel Computing 35(12), 2009, doi 10.1016/j.parco.2009.09.001.
+
+    >>> double_tree_all_reduce(4, 1).sent()
+    array([1., 2., 2., 1.])
+    """
+    trees = _two_trees(members)
+    child = np.concatenate([np.flatnonzero(tree != NONE) for tree in trees])
+    parent = np.concatenate([tree[tree != NONE] for tree in trees])
+    tree = np.repeat([0, 1], members - 1)
+    begin = _begin(child, parent, tree, _two_colours(child, parent))
+    when = (begin[:, None] + 2 * np.arange(chunks)).ravel()
+    source, target = np.repeat(child, chunks), np.repeat(parent, chunks)
+    rounds = int(when.max()) + 1
+    return _in_turn(
+        members,
+        when=np.concatenate([when, 2 * rounds - 1 - when]),
+        source=np.concatenate([source, target]),
+        target=np.concatenate([target, source]),
+        adds=np.repeat([True, False], len(when)),
+        part=0.5 / chunks,
+    )
+
+
+def _two_trees(members: int) -> tuple[Parents, Parents]:
+    """Two binary trees over the same members; the leaves of one are inside the other.
+
+    In the first, members other than 0 are in order: their depth follows from the lowest set bit.
+    The second is its mirror image, or, for an odd number of members, shifted by one.
+    """
+    index = np.arange(1, members)
+    bit = index & -index
+    over = (index ^ bit) | (bit << 1)
+    first = np.full(members, NONE)
+    first[1:] = np.where(over < members, over, index ^ bit)
+    old = np.arange(members)
+    new = members - 1 - old if members % 2 == 0 else (old + 1) % members
+    second = np.full(members, NONE)
+    second[new] = np.where(first == NONE, NONE, new[first])
+    return first, second
+
+
+def _two_colours(child: Ids, parent: Ids) -> Ids:
+    """A colour, 0 or 1, for each edge, so that no member sends or receives two of one colour.
+
+    Nobody sends on more than two edges, nor receives on more than two: edges that share such an
+    end form paths and cycles of even length, along which the colours take turns.
+    """
+    at: dict[tuple[int, int], list[int]] = {}
+    ends = list(enumerate(zip(child.tolist(), parent.tolist(), strict=True)))
+    for edge, pair in ends:
+        for way, member in enumerate(pair):
+            at.setdefault((way, member), []).append(edge)
+    colour = np.full(len(child), NONE)
+    for start, _ in ends:
+        if colour[start] != NONE:
+            continue
+        colour[start] = 0
+        todo = [start]
+        while todo:
+            edge = todo.pop()
+            for way, member in enumerate((int(child[edge]), int(parent[edge]))):
+                for other in at[way, member]:
+                    if colour[other] == NONE:
+                        colour[other] = 1 - colour[edge]
+                        todo.append(other)
+    return colour
+
+
+def _begin(child: Ids, parent: Ids, tree: Ids, colour: Ids) -> Ids:
+    """Round of the first chunk on each edge: after the edges below, in a turn of its colour."""
+    edges = list(zip(tree.tolist(), child.tolist(), parent.tolist(), strict=True))
+    out = {(t, c): edge for edge, (t, c, _) in enumerate(edges)}
+    waiting = {(t, p): 0 for t, _, p in edges}
+    for t, _, p in edges:
+        waiting[t, p] += 1
+    begin = np.zeros(len(child), np.int64)
+    ready = [edge for edge, (t, c, _) in enumerate(edges) if (t, c) not in waiting]
+    while ready:
+        edge = ready.pop()
+        begin[edge] += (begin[edge] + colour[edge]) % 2
+        t, _, p = edges[edge]
+        above = out.get((t, p))
+        waiting[t, p] -= 1
+        if above is not None:
+            begin[above] = max(begin[above], begin[edge] + 1)
+            if waiting[t, p] == 0:
+                ready.append(above)
+    return begin
+
+
+def _in_turn(
+    members: int, *, when: Ids, source: Ids, target: Ids, adds: NDArray[np.bool_], part: float
+) -> Schedule:
+    """Sends in the order ``when``, each moved to the earliest round after what it waits for."""
+    order = np.argsort(when, kind="stable")
+    when, source, target, adds = when[order], source[order], target[order], adds[order]
+    free = np.zeros(members, np.int64)
+    rounds = np.zeros(len(when), np.int64)
+    bounds = np.flatnonzero(np.diff(when, prepend=-1, append=when[-1] + 1))
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        s, t = source[low:high], target[low:high]
+        rounds[low:high] = np.maximum(free[s], free[t])
+        np.maximum.at(free, s, rounds[low:high] + 1)
+        np.maximum.at(free, t, rounds[low:high] + 1)
+    order = np.argsort(rounds, kind="stable")
+    return Schedule(
+        members=members,
+        repeat=np.ones(int(rounds.max()) + 1, np.int64),
+        round=rounds[order],
+        source=source[order],
+        target=target[order],
+        part=np.full(len(order), part),
+        adds=adds[order],
+    )

@@ -1,0 +1,223 @@
+"""Sharded data parallel training against timelines worked out by hand, and its sources' traffic.
+
+Links carry 1 byte/s unless said otherwise. Of two workers each moves half of a unit's bytes in a
+reduce-scatter, or in an all-gather.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfmodel import InputError, Jitter, Link, Straggler, Workload, api, build_graph, predict
+from perfmodel.architectures.fsdp import units_of, worker_bytes
+from perfmodel.engine import timeline
+from tests.jobs import cluster, job, workload
+from tests.test_allreduce import same
+
+WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
+EACH = {"unit_bytes": 0}
+
+
+def spans(options: dict[str, Any], iteration: int = 0) -> dict[str, tuple[float, float]]:
+    """Start and end of the collectives and of all that worker 0 does, of two workers."""
+    graph = build_graph(job(WORK, cluster(), 2, "fsdp", {**EACH, **options}))
+    found = {}
+    for span in timeline(graph, iterations=iteration + 1):
+        if span.iteration == iteration:
+            found[graph.op_name(span.op).replace(" worker 0", "")] = (span.start_s, span.end_s)
+    return {name: times for name, times in found.items() if "worker" not in name}
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_gradients_are_scattered_and_parameters_gathered(stage: int) -> None:
+    assert spans({"stage": stage}) == {
+        "forward, layer0": (0.0, 1.0),
+        "forward, layer1": (1.0, 2.0),
+        "backward, layer1": (2.0, 3.0),
+        "backward, layer0": (3.0, 4.0),
+        "reduce-scatter unit 1": (3.0, 3.5),
+        "reduce-scatter unit 0": (4.0, 5.0),
+        "optimizer": (5.0, 5.25),
+        "all-gather unit 0": (5.25, 6.25),
+        "all-gather unit 1": (6.25, 6.75),
+    }
+    assert spans({"stage": stage}, iteration=1)["forward, layer0"] == (6.75, 7.75)
+    result = predict(job(WORK, cluster(), 2, "fsdp", {**EACH, "stage": stage}))
+    assert result.iteration_s == 6.75
+    assert result.staleness.histogram == {"0": 1.0}
+
+
+def test_parameters_are_gathered_for_forward_and_backward() -> None:
+    """Unit 1 is gathered during unit 0's forward; unit 0 again during unit 1's backward."""
+    assert spans({"stage": 3}) == {
+        "all-gather unit 0": (0.0, 1.0),
+        "all-gather unit 1": (1.0, 1.5),
+        "forward, layer0": (1.0, 2.0),
+        "forward, layer1": (2.0, 3.0),
+        "all-gather again unit 1": (3.0, 3.5),
+        "all-gather again unit 0": (3.5, 4.5),
+        "backward, layer1": (3.5, 4.5),
+        "backward, layer0": (4.5, 5.5),
+        "reduce-scatter unit 1": (4.5, 5.0),
+        "reduce-scatter unit 0": (5.5, 6.5),
+        "optimizer": (6.5, 6.75),
+    }
+    assert predict(job(WORK, cluster(), 2, "fsdp", EACH)).iteration_s == 6.75
+
+
+def test_without_prefetch_a_unit_is_gathered_when_the_one_before_is_done() -> None:
+    found = spans({"prefetch": 0})
+    assert found["all-gather unit 1"] == (2.0, 2.5)
+    assert found["all-gather again unit 1"] == (3.5, 4.0)
+    assert found["all-gather again unit 0"] == (5.0, 6.0)
+    assert found["reduce-scatter unit 1"] == (6.0, 6.5)
+    assert found["optimizer"] == (8.0, 8.25)
+
+
+def test_parameters_that_are_kept_are_gathered_once() -> None:
+    found = spans({"reshard_after_forward": False})
+    assert found["backward, layer1"] == (3.0, 4.0)
+    assert found["optimizer"] == (6.0, 6.25)
+    assert "all-gather again unit 0" not in found
+
+
+def test_one_unit_for_all_layers() -> None:
+    """Everything is gathered, 1.5 s, before each of forward and backward, and scattered after."""
+    result = predict(job(WORK, cluster(), 2, "fsdp", {"unit_bytes": 100}))
+    assert result.iteration_s == 1.5 + 2.0 + 1.5 + 2.0 + 1.5 + 0.25
+
+
+def traffic(options: dict[str, Any], workers: int, times: float) -> None:
+    """Each member sends, and receives, so many times (N-1)/N of the bytes."""
+    graph = build_graph(job(WORK, cluster(), workers, "fsdp", options))
+    expected = times * (workers - 1) / workers * 3.0
+    np.testing.assert_allclose(graph.bytes_by_link(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+@pytest.mark.parametrize("unit_bytes", [0, 100])
+def test_bytes_over_every_link(workers: int, unit_bytes: float) -> None:
+    units = {"unit_bytes": unit_bytes}
+    traffic({**units, "stage": 1}, workers, 2.0)
+    traffic({**units, "stage": 2}, workers, 2.0)
+    traffic({**units, "stage": 3}, workers, 3.0)
+    traffic({**units, "stage": 3, "reshard_after_forward": False}, workers, 2.0)
+
+
+def test_canary_a_gather_left_out_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        traffic({"stage": 3, "reshard_after_forward": False}, 4, 3.0)
+    with pytest.raises(AssertionError):
+        assert predict(job(WORK, cluster(0.99), 2, "fsdp", EACH)).iteration_s == 6.75
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_stages_one_and_two_take_as_long_as_an_all_reduce(workers: int) -> None:
+    """One unit, no overlap: reduce-scatter and all-gather are the halves of a ring."""
+    work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0])
+    where = cluster(latency_s=0.25)
+    sharded = predict(job(work, where, workers, "zero2", {"unit_bytes": 100}))
+    options = {"bucketing": "one", "overlap": False}
+    whole = predict(job(work, where, workers, "ring", options))
+    assert sharded.iteration_s == pytest.approx(whole.iteration_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_one_worker_takes_the_single_device_time(stage: int) -> None:
+    result = predict(job(WORK, cluster(), 1, "fsdp", {"stage": stage}))
+    assert result.iteration_s == 4.5
+
+
+def test_names_of_the_stages() -> None:
+    for stage in (1, 2, 3):
+        named = job(WORK, cluster(), 2, f"zero{stage}")
+        assert named.options.stage == stage
+        assert job(WORK, cluster(), 2, "fsdp", {"stage": str(stage)}).options == named.options
+    assert job(WORK, cluster(), 2, "fsdp").options.stage == 3
+
+
+def test_units_follow_the_layers() -> None:
+    """Layers without parameters compute with those before them."""
+    work = workload([1.0] * 5, [1.0] * 5, [0.0, 2.0, 0.0, 2.0, 5.0])
+    units = units_of(work, 3.0)
+    assert units.bytes.tolist() == [4.0, 5.0]
+    assert (units.first.tolist(), units.last.tolist()) == ([1, 4], [3, 4])
+    graph = build_graph(job(work, cluster(), 2, "fsdp", {"unit_bytes": 3}))
+    begin = {graph.op_name(s.op): s.start_s for s in timeline(graph, iterations=1)}
+    assert begin["forward worker 0, layer0"] == 0.0  # needs nothing
+    assert begin["forward worker 0, layer1"] == 2.0
+
+
+def test_a_straggler_holds_up_everybody() -> None:
+    late = {"stragglers": [Straggler(1, 3.0)]}
+    result = predict(job(WORK, cluster(1e9), 3, "fsdp", EACH, **late))
+    assert result.iteration_s == pytest.approx(3.0 * (4.0 + 0.5 / 3))
+
+
+@pytest.mark.parametrize(
+    "options", [{"stage": 1}, {"stage": 3}, {"prefetch": 0}, {"reshard_after_forward": False}]
+)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_worker_may_stand_for_all(
+    options: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = cluster(
+        latency_s=0.01, devices_per_node=devices, intra_node=Link(7.0), core_oversubscription=2.0
+    )
+    one = job(WORK, where, 6, "fsdp", {**EACH, **options})
+    assert build_graph(one, fold=True).n_groups == 1
+    folded = predict(one)
+    monkeypatch.setattr(api, "alike", lambda job: False)
+    assert same(msgspec.to_builtins(folded), msgspec.to_builtins(predict(one))) == []
+    monkeypatch.undo()
+    assert build_graph(job(WORK, where, 6, "fsdp", jitter=Jitter(0.1)), fold=True).n_groups == 6
+
+
+def with_state(work: Workload) -> Workload:
+    return msgspec.structs.replace(work, optimizer_state_bytes=6.0, activation_bytes=10.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"stage": 1}, 6.0 / 3 + 3.0 + 3.0),
+        ({"stage": 2}, 6.0 / 3 + (1.0 + 2.0) + 3.0),
+        ({"stage": 3, "prefetch": 0}, 6.0 / 3 + (1.0 + 2.0) + (1.0 + 2.0)),
+        ({"stage": 3, "reshard_after_forward": False}, 6.0 / 3 + (1.0 + 2.0) + 3.0),
+    ],
+)
+def test_memory(options: dict[str, Any], expected: float) -> None:
+    """State, gradients and parameters of 6, 3 and 3 bytes over three workers, units of 2 and 1."""
+    one = job(with_state(WORK), cluster(), 3, "fsdp", {**EACH, **options})
+    assert worker_bytes(one) == pytest.approx(10.0 + expected)
+
+
+def test_memory_of_many_workers_and_of_one() -> None:
+    """With many equal layers a worker needs little more than its activations."""
+    work = with_state(workload([1.0] * 100, [1.0] * 100, [1.0] * 100))
+    many = job(work, cluster(), 100, "fsdp", EACH)
+    assert worker_bytes(many) == pytest.approx(10.0 + 0.06 + (1.0 + 1.0) + (1.0 + 2.0))
+    assert worker_bytes(job(work, cluster(), 1, "fsdp", EACH)) == 10.0 + 6.0 + 200.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stage": 4}, "option stage of fsdp: expected one of 1, 2, 3, got 4"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"unit_bytes": -1}, "unit_bytes"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job(WORK, cluster(), 2, "fsdp", options)
+
+
+def test_options_without_effect_are_not_noted_as_assumed() -> None:
+    noted = {a.name for a in job(WORK, cluster(), 2, "zero1").assumptions}
+    assert "unit_bytes" in noted
+    assert not noted & {"prefetch", "reshard_after_forward"}
