@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import inf
+from math import inf, lcm
 from types import TracebackType
 from weakref import WeakSet
 
@@ -21,7 +21,7 @@ from perfmodel.critical import (
     finished,
 )
 from perfmodel.errors import DeadlockError, InputError, PerfmodelError
-from perfmodel.graph import NONE, OpGraph
+from perfmodel.graph import NONE, Activity, Every, OpGraph
 from perfmodel.measures import Measures, Span, Totals, measures
 from perfmodel.steady import Recurrence, Series, ci_fraction, warmup_rounds, warmups
 from perfmodel.world import column, forget_gap, give_back, grown, make_world, totals
@@ -34,6 +34,13 @@ FEWEST_RUNS, MOST_RUNS = 4, 16
 
 PILOT_ROUNDS, MOST_PILOT_ROUNDS = 24, 768
 """Rounds that tell the warm-up; twice as many as long as it may take two thirds of them."""
+
+FEWEST_PILOT_SPANS = 6
+"""Spans of a pilot: a span is a round or, where some ops are active every k-th, so many rounds that
+each of these has been active as often as it is in the long run."""
+
+LONGEST_SPAN = 4096
+"""Rounds of a span; rarer events are taken as they come."""
 
 LEAST_WARMUP = 8
 """Rounds that are dropped in any case."""
@@ -143,10 +150,11 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
     """Measures of one period, None if none was found."""
     with Run(graph, 0, 6, compiled, depth=_DEPTH) as run:
         recurrence = Recurrence()
-        for done in range(1, MOST_PERIODIC_ROUNDS + 1):
+        most = max(MOST_PERIODIC_ROUNDS, 4 * run.span)
+        for done in range(1, most + 1):
             run.advance(done)
             if progress is not None:
-                progress(done, MOST_PERIODIC_ROUNDS)
+                progress(done, most)
             before = recurrence.seen(run.world, done, run.totals)
             if recurrence.fresh:
                 forget_gap(run.world)
@@ -188,12 +196,15 @@ def _from_one_start(
         done, clock = run.rounds, clocks[-1]
         while True:
             ci = series.ci_fraction()
-            if ci <= rel_ci or done >= MOST_ROUNDS:
+            if ci <= rel_ci:
+                break
+            if done >= MOST_ROUNDS:
+                ci = series.last_ci_fraction()
                 break
             if progress is not None:
                 progress(done, _expected(done, ci / rel_ci, MOST_ROUNDS))
             for _ in range(series.batch_rounds):
-                done += 1
+                done += run.span
                 run.advance(done)
                 after = run.clock()
                 series.add(after[0] - clock[0], after[1] - clock[1])
@@ -262,27 +273,39 @@ Clock = tuple[float, float]
 
 
 def _warm_up(run: Run, progress: Progress | None) -> tuple[Totals, list[Clock]]:
-    """Run until the warm-up can be told; the totals at its end, and the clock at each round since.
+    """Run until the warm-up can be told; the totals at its end, and the clock at each span since.
 
-    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds).
+    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds). The pilot is
+    twice as long as the longest lag, for which workers may run ahead freely.
     """
-    rounds = PILOT_ROUNDS
+    longest_lag = int(run.graph.edge_lag.max(initial=0))
+    spans = max(FEWEST_PILOT_SPANS, -(-max(PILOT_ROUNDS, 2 * longest_lag) // run.span))
+    most = max(MOST_PILOT_ROUNDS // run.span, 2 * spans)
+    least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     marks = {0: run.totals()}
     clocks = [run.clock()]
     while True:
-        for done in range(len(clocks), rounds + 1):
-            run.advance(done)
+        for done in range(len(clocks), spans + 1):
+            run.advance(done * run.span)
             clocks.append(run.clock())
             if done & (done - 1) == 0:
                 marks[done] = run.totals()
                 forget_gap(run.world)
             if progress is not None:
-                progress(done, rounds)
+                progress(done, spans)
         rates = [(b[0] - a[0]) / max(b[1] - a[1], 1e-300) for a, b in pairwise(clocks)]
-        dropped = warmup_rounds(rates, LEAST_WARMUP)
-        if dropped < warmups(rounds, LEAST_WARMUP)[-1] or rounds >= MOST_PILOT_ROUNDS:
+        dropped = warmup_rounds(rates, least)
+        if dropped < warmups(spans, least)[-1] or spans >= most:
             return marks[dropped], clocks[dropped:]
-        rounds *= 2
+        spans *= 2
+
+
+def _span(graph: OpGraph) -> int:
+    """Rounds after which all that happens every so many rounds has happened equally often."""
+    rules = graph.rules
+    every = {r.every for r in rules if isinstance(r, Activity)}
+    every |= {r.count for r in rules if isinstance(r, Every)}
+    return min(lcm(*every), LONGEST_SPAN)
 
 
 def _seeds(seed: int, count: int) -> list[int]:
@@ -306,6 +329,7 @@ class Run:
         record: range = range(0),
     ) -> None:
         self.graph = graph
+        self.span = _span(graph)
         self.limit = limit
         self.record = record
         self._loop = choose(graph.n_ops * rounds, wish)

@@ -134,6 +134,22 @@ class Series:
         return ci_fraction(rates.tolist())
 
 
+    def last_ci_fraction(self) -> float:
+        """The interval when there can be no more rounds: of longer batches if these hang together.
+
+        Of as few as four, and wide accordingly.
+        """
+        work, time = self._work, self._time
+        while len(work) >= 8:
+            rates = np.array(work) / np.array(time)
+            if not np.isfinite(rates).all() or _correlation(rates) <= MOST_CORRELATION:
+                break
+            even = len(work) // 2 * 2
+            work, time = _pairs(work[:even]), _pairs(time[:even])
+        rates = np.array(work) / np.array(time)
+        return ci_fraction(rates.tolist()) if np.isfinite(rates).all() else 0.0
+
+
 def _pairs(values: list[float]) -> list[float]:
     return [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
 

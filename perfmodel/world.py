@@ -763,6 +763,7 @@ def state(world: World) -> State:
         column(world, "probes", "open"),
         column(world, "specials", "count"),
         column(world, "specials", "open"),
+        _phases(world, taken),
         *(column(world, "items", name) for name in ("tokens", "admitted", "loaded")),
         _turns(world, taken),
         what[order],
@@ -780,6 +781,16 @@ def state(world: World) -> State:
         np.concatenate(times),
         np.concatenate([left, column(world, "specials", "left")]),
     )
+
+
+def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
+    """Where each op that is not active in every iteration is in its cycle of iterations."""
+    extra = column(world, "ops", "extra")
+    having = np.flatnonzero(extra != NONE)
+    special = column(world, "extras", "special")[extra[having]]
+    having, special = having[special != NONE], special[special != NONE]
+    phases: NDArray[Any] = taken[having] % column(world, "specials", "every")[special]
+    return phases
 
 
 _COUNTING = (loop.DRAIN, loop.TO_QUORUM, loop.FROM_BATCH)
