@@ -369,8 +369,11 @@ def _memory(job: Job) -> Memory:
     architecture, _ = architectures.find(job.architecture)
     w = job.workload
     on_server = architecture.server_bytes is not None
-    worker = 2.0 * w.gradient_bytes + w.activation_bytes
-    worker += 0.0 if on_server else w.optimizer_state_bytes
+    if architecture.worker_bytes is not None:
+        worker = architecture.worker_bytes(job)
+    else:
+        worker = 2.0 * w.gradient_bytes + w.activation_bytes
+        worker += 0.0 if on_server else w.optimizer_state_bytes
     server = architecture.server_bytes(job) if architecture.server_bytes is not None else None
     known = w.device in catalogue.device_names()
     has = catalogue.device(w.device).memory_bytes if known else None

@@ -82,7 +82,10 @@ def cli(context: click.Context) -> None:
 @click.option("--workers", type=int, metavar="N", help="[default: 1]")
 @click.option("--arch", help="Architecture (perfmodel list).  [default: ps]")
 @click.option("--servers", type=int, metavar="N", help="Parameter servers.  [default: 1]")
-@click.option("--sync", metavar="bsp|asp", help="How the parameter server synchronises.")
+@click.option("--sync", metavar="bsp|asp|ssp", help="How the parameter server synchronises.")
+@click.option(
+    "--staleness-bound", metavar="S", help="Iterations a worker may be ahead (ssp); inf: any."
+)
 @click.option("--overlap/--no-overlap", default=None, help="Communicate during computation.")
 @click.option(
     "--option",
@@ -211,11 +214,12 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
         if key in options:
             raise InputError(f"--option: {key} is given twice")
         options[key] = value
-    for flag in ("servers", "sync", "overlap"):
+    for flag in ("servers", "sync", "staleness_bound", "overlap"):
         value = given.pop(flag)
         if value is not None:
             if flag in options:
-                raise InputError(f"--{flag} and --option {flag}: give one of them")
+                dashed = flag.replace("_", "-")
+                raise InputError(f"--{dashed} and --option {flag}: give one of them")
             options[flag] = value
     return options
 

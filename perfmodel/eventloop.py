@@ -611,6 +611,7 @@ def _to_gate(w: World, k: int, source: int, active: bool) -> None:
             x.count += 1
     elif edge.kind == TO_BATCH:
         w.items[edge.pair].tokens += 1
+        x.source = source
         if x.count == 0:  # no tick is due
             x.count = 1
             tick = -(-s.now // x.cycle) * x.cycle
@@ -643,7 +644,7 @@ def _tick(w: World, op: Id) -> None:
         waiting += w.items[i].admitted
     if waiting > 0 and x.open == 0:
         x.open = 1
-        _supply(w, op, NONE)
+        _supply(w, op, x.source)
 
 
 def _load_batch(w: World, op: Id) -> None:

@@ -145,12 +145,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)
         return factor / self.cluster.speed_of(self.cluster.node_of_worker(worker))
 
-    @property
-    def random(self) -> bool:
-        """Whether two seeds can give two results."""
-        jittered = self.jitter is not None and self.jitter.cv > 0.0
-        return jittered or (self.start == "staggered" and self.workers > 1)
-
 
 class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a job file holds (schema ``perfmodel.job/1``): the arguments of a job, by name.

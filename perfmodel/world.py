@@ -76,7 +76,7 @@ STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
     f8="probability quantum left per_token cycle cap",
     i4="every phase activity chosen among choice alternative alternatives gate need count fired "
-    "open",
+    "open source",
 )
 ALTERNATIVE = _record(f8="latency", i4="hold holds route")
 ITEM = _record(f8="bytes", i4="edge tokens admitted loaded")

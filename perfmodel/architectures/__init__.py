@@ -31,6 +31,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         (_workers.alike); None, or returns None, where one worker cannot stand for all.
     asynchronous : whether a job with these options lets workers drift apart.
     server_bytes : memory need of one server of a job (bytes); None where there is no server.
+    worker_bytes : memory need of one worker (bytes); None where it has parameters, gradients,
+        activations and, without a server, the optimizer's state.
     assumptions : what the model takes for granted, one sentence each.
     source : where the semantics are described.
     unused : names of the options that have no effect, given the others.
@@ -50,6 +52,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     option_help: Mapping[str, str]
     aliases: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
+    worker_bytes: Callable[[Job], float] | None = None
     unused: Callable[[Any], Collection[str]] = lambda options: ()
     model_age: Callable[[Job], ModelAge | None] | None = None
 

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfmodel.cluster import Cluster
+from perfmodel.errors import InputError
 from perfmodel.graph import NONE, Floats, GraphBuilder, Ids
+from perfmodel.job import Job
 
 
 class Network:
@@ -83,3 +85,30 @@ class Network:
         if len(nodes) == 1:
             return inside
         return np.concatenate([self.out[where], self.into[where], self._core, inside])
+
+
+def homes_of(job: Job, servers: int) -> Ids:
+    """The node of each server of a job, (servers,).
+
+    Raises
+    ------
+    InputError : the cluster has too few nodes.
+    """
+    home = np.array([job.cluster.node_of_server(server, job.workers) for server in range(servers)])
+    if job.cluster.nodes is not None and home[-1] >= job.cluster.nodes:
+        raise InputError(
+            f"servers: {servers} dedicated servers beside {job.workers} workers do not fit on "
+            f"cluster {job.cluster.name!r} ({job.cluster.nodes} nodes)"
+        )
+    return home
+
+
+def node_names(job: Job, homes: Ids) -> list[str]:
+    """Names of the nodes of a job; those that servers are at home on say which."""
+    hosts: dict[int, list[str]] = {n: [] for n in range(job.cluster.nodes_for(job.workers))}
+    for server, node in enumerate(homes.tolist()):
+        hosts.setdefault(node, []).append(f"server {server}")
+    return [
+        f"node {node}" + (f" ({', '.join(servers)})" if servers else "")
+        for node, servers in sorted(hosts.items())
+    ]

@@ -172,6 +172,7 @@ def add_workers(
         )
         b.edge(load, forward[:, 0])
         b.edge(forward[:, 0], load, lag=PREFETCH)
+        b.stagger(load, stagger_s(job)[:n])
     return msgspec.structs.replace(workers, forward=forward, backward=backward)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from perfmodel.architectures import Architecture, ModelAge
 from perfmodel.architectures._gossip import add_begin
 from perfmodel.architectures._messages import tensors_of
-from perfmodel.architectures._network import Network
+from perfmodel.architectures._network import Network, homes_of, node_names
 from perfmodel.architectures._workers import Workers, add_optimizer, add_workers
-from perfmodel.errors import InputError, number, whole_number
+from perfmodel.errors import number, whole_number
 from perfmodel.graph import Axis, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
 
@@ -35,7 +35,6 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def build(job: Job) -> OpGraph:
     """The op graph: computation, and every ``period`` steps a pull, a push and an update."""
-    _fits(job)
     b = GraphBuilder()
     workers = add_workers(b, job)
     optimizer = add_optimizer(b, job, workers)
@@ -50,9 +49,7 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids) -> No
     In the last step of each period. All ops of the servers have shape (workers, servers).
     """
     period, group = job.options.period, workers.index[:, None]
-    home = np.array(
-        [job.cluster.node_of_server(s, job.workers) for s in range(job.options.servers)]
-    )
+    home = homes_of(job, job.options.servers)
     request = b.ops("request", (job.workers,), group=workers.index, cause="server", axes=AXES[:1])
     pull, push = _transfers(b, job, workers.node[:, None], home)
     pulled = b.ops("pulled", (job.workers,), group=workers.index, axes=AXES[:1])
@@ -75,8 +72,7 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids) -> No
 
 def _transfers(b: GraphBuilder, job: Job, node: Ids, home: Ids) -> tuple[Ids, Ids]:
     """The pull and the push of each worker, on ``node`` (workers, 1), and each server."""
-    names = _node_names(job.cluster.nodes_for(job.workers), home.tolist())
-    network = Network(b, job.cluster, names)
+    network = Network(b, job.cluster, node_names(job, home))
 
     def transfer(label: str, source: Ids, target: Ids) -> Ids:
         return b.ops(
@@ -126,27 +122,6 @@ def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
     for op in follow.ravel():
         b.every(int(op), period)
     return follow
-
-
-def _fits(job: Job) -> None:
-    cluster, servers = job.cluster, job.options.servers
-    needed = cluster.node_of_server(servers - 1, job.workers) + 1
-    if cluster.nodes is not None and needed > cluster.nodes:
-        raise InputError(
-            f"servers: {servers} dedicated servers beside {job.workers} workers do not fit on "
-            f"cluster {cluster.name!r} ({cluster.nodes} nodes)"
-        )
-
-
-def _node_names(worker_nodes: int, server_nodes: list[int]) -> list[str]:
-    """Names of all nodes; those with servers say which."""
-    hosts: dict[int, list[str]] = {node: [] for node in range(worker_nodes)}
-    for server, node in enumerate(server_nodes):
-        hosts.setdefault(node, []).append(f"server {server}")
-    return [
-        f"node {node}" + (f" ({', '.join(servers)})" if servers else "")
-        for node, servers in sorted(hosts.items())
-    ]
 
 
 def server_bytes(job: Job) -> float:

@@ -187,6 +187,7 @@ ARCHITECTURE = Architecture(
     build=build,
     asynchronous=lambda options: False,
     server_bytes=None,
+    worker_bytes=worker_bytes,
     option_help={
         "stage": "1: optimizer state is sharded; 2: gradients as well; 3: parameters, too",
         "unit_bytes": "layers travel together in units of at least this size; 0: each on its own",

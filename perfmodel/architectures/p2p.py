@@ -44,7 +44,8 @@ class Messages(msgspec.Struct, frozen=True, eq=False):
 def messages_of(job: Job) -> Messages:
     """A message for each layer, or several where it has more than ``partition_bytes``."""
     tensors = tensors_of(job.workload)
-    dense = np.bincount(tensors.layer, tensors.bytes, minlength=len(job.workload.layers))
+    dense = np.zeros(len(job.workload.layers))
+    np.add.at(dense, tensors.layer, tensors.bytes)
     layers = np.flatnonzero(dense)[::-1]
     times = np.maximum(np.ceil(dense[layers] / job.options.partition_bytes), 1.0).astype(np.int64)
     layer = np.repeat(layers, times)
@@ -168,7 +169,8 @@ class _Lines:
         if n == 1:  # folded: what one sends is what one gets
             return sends
         offset = np.arange(1, peers + 1)
-        return sends[(np.arange(n)[:, None] - offset) % n, offset - 1]
+        found: Ids = sends[(np.arange(n)[:, None] - offset) % n, offset - 1]
+        return found
 
 
 def _fold(job: Job) -> OpGraph | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.architectures import Architecture
 from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
-from perfmodel.architectures._network import Network
+from perfmodel.architectures._network import Network, homes_of, node_names
 from perfmodel.architectures._workers import Workers, add_workers, stagger_s
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
@@ -152,17 +152,14 @@ class _Builder:
 
     def __init__(self, job: Job) -> None:
         self.job, self.options = job, job.options
-        _fits(job)
         b = self.b = GraphBuilder()
-        servers = range(self.options.servers)
-        self.home = np.array([job.cluster.node_of_server(s, job.workers) for s in servers])
-        worker_nodes = job.cluster.nodes_for(job.workers)
-        nodes = max(worker_nodes, int(self.home.max()) + 1)
-        self.workers = add_workers(b, job, nodes=nodes)
+        self.home = homes_of(job, self.options.servers)
+        names = node_names(job, self.home)
+        self.workers = add_workers(b, job, nodes=len(names))
         self.pushers = _pushers(self.workers, self.options)
         self.slices = slices_of(job.workload, self.options)
         self.sent = self.options.sent_bytes(self.slices.bytes)
-        self.network = Network(b, job.cluster, _node_names(worker_nodes, self.home.tolist()))
+        self.network = Network(b, job.cluster, names)
         self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
         self.shape = (len(self.pushers.worker), len(self.slices.bytes))
         self.group = self.pushers.worker[:, None]
@@ -343,7 +340,7 @@ class _Builder:
         """
         node, server_node = self.workers.node[self.pushers.worker][:, None], self.home
         server_node = server_node[self.slices.server]
-        small = {
+        small: dict[str, Any] = {
             "group": self.group,
             "axes": (("worker", None), ("slice", self.names)),
             "latency_s": self.network.latency_s(node, server_node),
@@ -428,26 +425,6 @@ class _Builder:
         b.probe("push", push, applied, at_ready=True, group=self.group)
         b.probe("update", update, update, at_ready=True, group=self.group)
         b.probe("pull", pull, pull, at_ready=True, group=self.group)
-
-
-def _fits(job: Job) -> None:
-    nodes = job.cluster.node_of_server(job.options.servers - 1, job.workers) + 1
-    if job.cluster.nodes is not None and nodes > job.cluster.nodes:
-        raise InputError(
-            f"servers: {job.options.servers} dedicated servers beside {job.workers} workers do "
-            f"not fit on cluster {job.cluster.name!r} ({job.cluster.nodes} nodes)"
-        )
-
-
-def _node_names(worker_nodes: int, server_nodes: list[int]) -> list[str]:
-    """Names of all nodes; those with servers say which."""
-    hosts: dict[int, list[str]] = {node: [] for node in range(worker_nodes)}
-    for server, node in enumerate(server_nodes):
-        hosts.setdefault(node, []).append(f"server {server}")
-    return [
-        f"node {node}" + (f" ({', '.join(servers)})" if servers else "")
-        for node, servers in sorted(hosts.items())
-    ]
 
 
 def server_bytes(job: Job) -> float:
