@@ -479,5 +479,6 @@ ARCHITECTURE = Architecture(
     "arXiv 1604.00981; n-softsync: Zhang et al., IJCAI 2016, arXiv 1511.05950; priorities and "
     "slices: Jayarajan et al., MLSys 2019, arXiv 1905.03960; credit: Peng et al., SOSP 2019, "
     "doi 10.1145/3341301.3359642",
+    aliases={sync: {"sync": sync} for sync in ("bsp", "asp", "ssp")},
     unused=_unused,
 )
