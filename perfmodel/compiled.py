@@ -26,6 +26,8 @@ LOADING_S = 0.7
 """About the time to import Numba and to load compiled code."""
 COMPILING_S = 15.0
 """About the time to compile."""
+SMALL_S = 0.005
+"""Plain simulation that is shorter than this is not worth a thought."""
 INLINED = frozenset(
     (
         "_instant _timer _pop_timer _set_timer _take_early _hand _arrive _end _moved _move _expect "
@@ -77,7 +79,11 @@ def choose(ops: float, compiled: bool | None = None) -> Loop:
             raise InputError("compiled simulation needs Numba: pip install numba")
         return PLAIN
     plain_s = ops * PLAIN_OP_S
-    if compiled is None and plain_s < LOADING_S:
+    if compiled is None and plain_s < SMALL_S:
+        return PLAIN
+    plain_s += _spent_s
+    loaded = _load.cache_info().currsize > 0
+    if compiled is None and plain_s < LOADING_S and not loaded:
         return PLAIN
     loop = _load()
     if not _is_ready(loop):
@@ -85,6 +91,20 @@ def choose(ops: float, compiled: bool | None = None) -> Loop:
             return PLAIN
         globals().update({name: _functions()[name] for name in ("order", "begin", "advance")})
     return loop
+
+
+_spent_s = 0.0
+"""About the time that plain simulations of this process have taken."""
+
+
+def spent(ops: float) -> None:
+    """Note that about ``ops`` op instances were simulated plainly.
+
+    Who has many jobs that are not worth compiling each is thereby not worse off, in the end, than
+    by a factor of two.
+    """
+    global _spent_s
+    _spent_s += ops * PLAIN_OP_S
 
 
 @functools.cache

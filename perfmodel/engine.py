@@ -11,7 +11,7 @@ from weakref import WeakSet
 import numpy as np
 
 from perfmodel import eventloop
-from perfmodel.compiled import choose
+from perfmodel.compiled import PLAIN, choose, spent
 from perfmodel.critical import (
     critical_cycle,
     cycle_without_lag,
@@ -24,7 +24,7 @@ from perfmodel.errors import DeadlockError, InputError, PerfmodelError
 from perfmodel.graph import NONE, Activity, Every, OpGraph
 from perfmodel.measures import Measures, Span, Totals, measures
 from perfmodel.steady import Recurrence, Series, ci_fraction, warmup_rounds, warmups
-from perfmodel.world import column, forget_gap, give_back, grown, make_world, totals
+from perfmodel.world import as_arrays, column, forget_gap, give_back, grown, make_world, totals
 
 MOST_PERIODIC_ROUNDS = 255
 """Rounds after which a deterministic run that has found no period is averaged as a random one."""
@@ -332,6 +332,8 @@ class Run:
         self.span = _span(graph)
         self.limit = limit
         self.record = record
+        self._wish = wish
+        self._expected = rounds
         self._loop = choose(graph.n_ops * rounds, wish)
         world, self._kept = make_world(graph, seed, depth=depth, limit=limit, record=record)
         self.world = self._loop.convert(world)
@@ -354,6 +356,8 @@ class Run:
         trace: TracebackType | None,
     ) -> None:
         give_back(self.graph, self._kept)
+        if self._loop is PLAIN:
+            spent(self.graph.n_ops * self.rounds)
 
     @property
     def now(self) -> float:
@@ -376,8 +380,19 @@ class Run:
 
     def advance(self, rounds: int) -> None:
         """Run until every group has ended ``rounds`` iterations."""
+        if rounds > self._expected:
+            self._go_on_compiled(2 * rounds)
         if self._go(rounds) == eventloop.STUCK:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
+
+    def _go_on_compiled(self, rounds: int) -> None:
+        """Change the loop if, for ``rounds`` in all, the other one had been chosen."""
+        self._expected = rounds
+        if self._loop is PLAIN:
+            self._loop = choose(self.graph.n_ops * rounds, self._wish)
+            if self._loop is not PLAIN:
+                self.world = self._loop.convert(as_arrays(self.world))
+                self._handle = self._loop.handle(self.world)
 
     def drain(self, *, until_recorded: bool = False) -> None:
         """Run on until nothing moves, or the recorded iterations of every op have ended."""

@@ -133,7 +133,6 @@ class Series:
             return math.inf
         return ci_fraction(rates.tolist())
 
-
     def last_ci_fraction(self) -> float:
         """The interval when there can be no more rounds: of longer batches if these hang together.
 

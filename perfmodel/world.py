@@ -442,6 +442,18 @@ def as_objects(world: World) -> World:
     return World(**plain)
 
 
+def as_arrays(world: World) -> World:
+    """The same state in arrays again, of records where there were objects."""
+    made: dict[str, NDArray[Any]] = {}
+    for name in World._fields:
+        values, dtype = getattr(world, name), DTYPES[name]
+        if name in RECORDS:
+            fields = dtype.names or ()
+            values = [tuple(getattr(value, field) for field in fields) for value in values]
+        made[name] = np.array(values, dtype)
+    return World(**made)
+
+
 def column(world: World, records: str, field: str) -> NDArray[Any]:
     """One field of all records of a kind, as an array."""
     values = getattr(world, records)

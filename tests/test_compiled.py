@@ -8,11 +8,12 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
-from perfmodel import InputError, compiled
+from perfmodel import InputError, Jitter, build_graph, compiled
 from perfmodel.compiled import PLAIN, choose
-from perfmodel.engine import makespan
+from perfmodel.engine import Run, makespan
 from perfmodel.graph import GraphBuilder, OpGraph
 
 numba = pytest.importorskip("numba", reason="compiled simulation needs Numba")
@@ -21,6 +22,7 @@ numba = pytest.importorskip("numba", reason="compiled simulation needs Numba")
 @pytest.fixture(autouse=True)
 def no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.setattr(compiled, "_spent_s", 0.0)
 
 
 def chain(ops: int) -> OpGraph:
@@ -49,6 +51,50 @@ def test_a_large_job_is_worth_compiling_even_if_nothing_is_kept(
 def test_what_is_compiled_already_is_used_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_is_ready", lambda loop: True)
     assert choose(2 * compiled.LOADING_S / compiled.PLAIN_OP_S) is not PLAIN
+
+
+def test_many_jobs_are_worth_compiling_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_is_ready", lambda loop: False)
+    monkeypatch.setattr(
+        compiled, "_functions", lambda: dict.fromkeys(("order", "begin", "advance"))
+    )
+    ops = 0.4 * compiled.COMPILING_S / compiled.PLAIN_OP_S
+    chosen = []
+    for _ in range(4):
+        chosen.append(choose(ops) is PLAIN)
+        compiled.spent(ops)
+    assert chosen == [True, True, False, False]
+    assert choose(100) is PLAIN
+
+
+def test_a_run_that_takes_longer_than_expected_goes_on_compiled() -> None:
+    """In the middle of a random job with gates, transfers and probes; the bits are the same."""
+    from tests.jobs import cluster, job, workload
+
+    def ends(rounds: int, switch: bool) -> Any:
+        graph = build_graph(
+            job(
+                workload([1.0, 0.5], [1.0, 0.5], [30.0, 7.0]),
+                cluster(20.0, 0.01, update_per_tensor_s=0.1),
+                3,
+                "ps",
+                {"sync": "asp", "softsync": 2, "transmission": "quantum", "quantum_bytes": 4.0},
+                jitter=Jitter(0.3),
+            )
+        )
+        with Run(graph, 5, 10, None if switch else False, depth=4) as run:
+            for done in range(1, rounds + 1):
+                run.advance(done)
+                if switch and done == rounds // 2:
+                    assert isinstance(run.world.ops, list)
+                    run._wish = True
+                    run._go_on_compiled(rounds)
+                    assert not isinstance(run.world.ops, list)
+            return run.totals()
+
+    plain, switched = ends(40, switch=False), ends(40, switch=True)
+    for name in plain.__struct_fields__:
+        assert np.array_equal(getattr(plain, name), getattr(switched, name)), name
 
 
 def test_the_variable_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,15 +37,17 @@ GROUPS = {
     ("mxnet_ps", "bsp"): "testbed/mxnet_bsp",
     ("mxnet_ps", "async"): "testbed/mxnet_async",
     ("p2p", "bsp"): "testbed/p2p",
+    ("dpsgd", "bsp"): "testbed/dpsgd",
+    ("adpsgd", "async"): "testbed/adpsgd",
 }
-"""Groups of the architectures that can be predicted so far."""
+"""Group of each kind of run."""
 
 GLOO_COLLECTIVES_AT_ONCE = 2
 """gloo's process group runs two collectives at a time (its two threads)."""
 
 
 def cases(folder: Path) -> list[Case]:
-    """Every measured figure of every run that has an architecture, with its prediction."""
+    """Every measured figure of every run, with its prediction."""
     results = _lines(folder / "results.jsonl")
     gloo = _lines(folder / "gloo.jsonl")
     found: list[Case] = []
@@ -160,11 +162,21 @@ def _p2p_options(config: dict[str, Any]) -> dict[str, Any]:
     return {"overlap": config["pull"] == "layer"}
 
 
+def _d_psgd_options(config: dict[str, Any]) -> dict[str, Any]:
+    return {"overlap": True}
+
+
+def _ad_psgd_options(config: dict[str, Any]) -> dict[str, Any]:
+    return {"overlap": True, "passive": "odd"}
+
+
 ARCHITECTURES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "ring_ddp": ("ring", _ring_options),
     "ps": ("ps", _ps_options),
     "mxnet_ps": ("ps", _ps_options),
     "p2p": ("p2p", _p2p_options),
+    "dpsgd": ("d_psgd", _d_psgd_options),
+    "adpsgd": ("ad_psgd", _ad_psgd_options),
 }
 """Architecture and options of each kind of run."""
 
