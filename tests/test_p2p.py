@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -76,9 +77,7 @@ def test_without_overlap_phases_follow_each_other() -> None:
     for workers in (2, 3, 5):
         result = predict(job(TWO_LAYERS, cluster(), workers, "p2p", {"overlap": False}))
         assert result.iteration_s == pytest.approx(4.0 + (workers - 1) * 3.0, rel=1e-12)
-        sharded = predict(
-            job(TWO_LAYERS, cluster(), workers, "p2p", {"overlap": False, **SHARDED})
-        )
+        sharded = predict(job(TWO_LAYERS, cluster(), workers, "p2p", {"overlap": False, **SHARDED}))
         expected = 4.0 + 2 * (workers - 1) / workers * 3.0
         assert sharded.iteration_s == pytest.approx(expected, rel=1e-12)
 
@@ -192,7 +191,7 @@ def test_impossible_options_are_refused() -> None:
 def test_canary_a_forgotten_peer_is_seen() -> None:
     """Without the last peer's messages the byte counts and the timeline are wrong."""
     graph = build_graph(job(TWO_LAYERS, cluster(), 3, "p2p"))
-    sends = [b for b in graph.ops if b.label == "send"][0]
+    sends = next(b for b in graph.ops if b.label == "send")
     last = sends.first + np.arange(sends.size).reshape(sends.shape)[:, -1].ravel()
     sizes = graph.op_bytes.copy()
     sizes[last] = 0.0

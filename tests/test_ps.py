@@ -309,7 +309,8 @@ def same_timing(one: dict[str, Any], other: dict[str, Any], **fields: Any) -> No
         for o in (one, other)
     )
     assert first.iteration_s == pytest.approx(second.iteration_s, rel=1e-9)
-    assert first.idle_fraction.per_worker == pytest.approx(second.idle_fraction.per_worker, abs=1e-9)
+    idle = [p.idle_fraction.per_worker for p in (first, second)]
+    assert idle[0] == pytest.approx(idle[1], abs=1e-9)
 
 
 @pytest.mark.parametrize("duplex", [False, True])
@@ -579,3 +580,39 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
 def test_more_backup_workers_than_workers_are_refused() -> None:
     with pytest.raises(InputError, match="backup_workers: 4 of 4 workers leave nobody"):
         predict(job(TWO_LAYERS, cluster(), 4, "ps", {"backup_workers": 4}))
+
+
+# -- pulls that are asked for ----------------------------------------------------------------------
+
+
+def test_a_pull_that_is_asked_for_waits_behind_pushes() -> None:
+    """MXNet's KVStore: layer 1 (4 bytes) is pushed from 3 to 7 s, layer 0 (2 bytes) from then to
+    9 s. The request for layer 1 comes to the server behind that push, at 9 s; answered with the
+    push, layer 1 would be on its way back at 7 s."""
+    work = workload([1.0] * 2, [1.0] * 2, [2.0, 4.0])
+    found = {
+        pull: starts(
+            build_graph(job(work, cluster(), 1, "ps", {"duplex": True, "pull": pull})), 0
+        )
+        for pull in ("reply", "request")
+    }
+    assert found["reply"]["pull 1"] == (7.0, 11.0)
+    assert found["request"]["request 1"] == (9.0, 9.0)
+    # layer 0 is acknowledged and asked for at 9 s as well, and goes first: forward needs it first
+    assert found["request"]["pull 0"] == (9.0, 11.0)
+    assert found["request"]["pull 1"] == (11.0, 15.0)
+
+
+def test_latency_counts_for_the_acknowledgement_and_for_the_request() -> None:
+    one = workload([1.0], [1.0], [1.0])
+    where = cluster(latency_s=0.25)
+    times = [
+        predict(job(one, where, 1, "ps", {"duplex": True, "pull": pull})).iteration_s
+        for pull in ("reply", "request")
+    ]
+    assert times == pytest.approx([2.0 + 2 * 1.25, 2.0 + 2 * 1.25 + 2 * 0.25])
+
+
+def test_asking_for_pulls_needs_duplex() -> None:
+    with pytest.raises(InputError, match="pull=request: needs duplex"):
+        job(ONE_LAYER, cluster(), 2, "ps", {"pull": "request"})

@@ -25,22 +25,38 @@ def groups() -> dict[str, dict[str, float]]:
     return summarise(testbed.cases(FOLDER))
 
 
-@pytest.mark.parametrize("group", ["testbed/ring", "testbed/ps_bsp", "testbed/ps_async"])
-def test_median_step_time_within_five_percent(
-    groups: dict[str, dict[str, float]], group: str
+@pytest.mark.parametrize(
+    ("group", "median", "worst"),
+    [
+        ("ring", 0.01, 0.04),
+        ("p2p", 0.01, 0.04),
+        ("dpsgd", 0.01, 0.04),
+        ("ps_bsp", 0.03, 0.15),
+        ("ps_async", 0.03, 0.15),
+        ("ps_ssp", 0.03, 0.30),
+        ("adpsgd", 0.06, 0.15),
+        ("mxnet_bsp", 0.06, 0.20),
+        ("mxnet_async", 0.10, 0.25),
+    ],
+)
+def test_step_times_are_met(
+    groups: dict[str, dict[str, float]], group: str, median: float, worst: float
 ) -> None:
-    assert groups[group]["n"] >= 10
-    assert groups[group]["median"] < 0.05
-    assert groups[group]["worst"] < 0.15
+    found = groups[f"testbed/{group}"]
+    assert found["n"] >= 2
+    assert found["median"] < median
+    assert found["worst"] < worst
 
 
 def test_mean_staleness_is_met(groups: dict[str, dict[str, float]]) -> None:
     assert groups["testbed/ps_async:staleness"]["worst"] < 0.05
+    assert groups["testbed/ps_ssp:staleness"]["median"] < 0.15
+    assert groups["testbed/adpsgd:staleness"]["worst"] < 0.3
 
 
 def test_idleness_is_met(groups: dict[str, dict[str, float]]) -> None:
-    for group in ("testbed/ring:idle", "testbed/ps_bsp:idle", "testbed/ps_async:idle"):
-        assert groups[group]["median"] < 0.03
+    for group in ("ring", "p2p", "dpsgd", "ps_bsp", "ps_async", "ps_ssp", "adpsgd", "mxnet_bsp"):
+        assert groups[f"testbed/{group}:idle"]["median"] < 0.03
 
 
 def test_summaries_notice_errors() -> None:

@@ -58,6 +58,8 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
                 raise InputError(f"{name}: needs sync=bsp, got sync={self.sync}")
         if self.softsync > 1 and self.sync != "asp":
             raise InputError(f"softsync: needs sync=asp, got sync={self.sync}")
+        if self.pull == "request" and not self.duplex:
+            raise InputError("pull=request: needs duplex, where a push is answered at once")
         if self.backup_workers > 0 and (self.duplex or self.local_aggregation):
             other = "duplex" if self.duplex else "local_aggregation"
             raise InputError(f"backup_workers: cannot be combined with {other}")
