@@ -7,6 +7,7 @@ is about a direction or a ratio, never about its seconds.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def speedup(model: str, arch: str, workers: int, **options: Any) -> float:
 
 
 def rising(values: Sequence[float]) -> bool:
-    return all(a < b for a, b in zip(values, values[1:], strict=False))
+    return all(a < b for a, b in itertools.pairwise(values))
 
 
 # -- more workers ----------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ def test_idleness_follows_latency() -> None:
 @pytest.mark.parametrize("gbps", [10, 56])
 @pytest.mark.parametrize(("model", "mbytes"), [("resnet50", 100), ("vgg16", 512)])
 def test_one_server_caps_the_updates_of_all_workers(gbps: int, model: str, mbytes: int) -> None:
-    """The sizes that Ko et al. 2021 state, over one server's link: 12.5 and 2.44 updates a second at
+    """The sizes that Ko et al. 2021 state, over the link of a server: 12.5 and 2.44 updates a s at
     10 Gbps, 70 and 13.7 at 56 Gbps, however many workers push."""
     work = workload([1e-3], [2e-3], [mbytes * 1e6])
     options = {"sync": "asp", "duplex": True}
@@ -288,7 +289,7 @@ def test_epochs_get_shorter_with_the_batch_and_gain_less_each_time() -> None:
             ).throughput_samples_per_s
             for batch in (16, 32, 64, 128, 256, 512)
         ]
-        gains = [a - b for a, b in zip(epoch, epoch[1:], strict=False)]
+        gains = [a - b for a, b in itertools.pairwise(epoch)]
         assert rising(epoch[::-1]), epoch
         assert rising(gains[::-1]), gains
 

@@ -25,10 +25,10 @@ def times(graph: OpGraph, worker: int, iteration: int = 0) -> dict[str, tuple[fl
     out = {}
     for span in timeline(graph, iterations=iteration + 1):
         block = block_of(graph.ops, span.op)
-        if np.unravel_index(span.op - block.first, block.shape)[0] == worker:
-            if span.iteration == iteration:
-                name = graph.op_name(span.op).replace(f"worker {worker}, ", "")
-                out[name] = (span.start_s, span.end_s)
+        position = np.unravel_index(span.op - block.first, block.shape)
+        if position[0] == worker and span.iteration == iteration:
+            name = graph.op_name(span.op).replace(f"worker {worker}, ", "")
+            out[name] = (span.start_s, span.end_s)
     return out
 
 
@@ -55,7 +55,8 @@ def test_three_workers_send_everything_to_everybody() -> None:
     result = predict(job(TWO_LAYERS, cluster(), 3, "p2p"))
     assert result.iteration_s == pytest.approx(9.0)
     assert result.idle_fraction.mean == pytest.approx(5 / 9)
-    assert result.staleness is not None and result.staleness.max == 0
+    assert result.staleness is not None
+    assert result.staleness.max == 0
 
 
 def test_sharded_each_worker_sums_its_share_and_sends_it_back() -> None:
@@ -195,8 +196,6 @@ def test_canary_a_forgotten_peer_is_seen() -> None:
     last = sends.first + np.arange(sends.size).reshape(sends.shape)[:, -1].ravel()
     sizes = graph.op_bytes.copy()
     sizes[last] = 0.0
-    import msgspec
-
     wrong = msgspec.structs.replace(graph, op_bytes=sizes)
     assert wrong.bytes_by_link() == pytest.approx(np.full(6, 3.0))
     assert times(wrong, 0)["send peer 0, layer1"] != (3.0, 5.0)

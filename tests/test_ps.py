@@ -598,9 +598,9 @@ def test_a_pull_that_is_asked_for_waits_behind_pushes() -> None:
     }
     assert found["reply"]["pull 1"] == (7.0, 11.0)
     assert found["request"]["request 1"] == (9.0, 9.0)
-    # layer 0 is acknowledged and asked for at 9 s as well, and goes first: forward needs it first
-    assert found["request"]["pull 0"] == (9.0, 11.0)
-    assert found["request"]["pull 1"] == (11.0, 15.0)
+    # layer 0 is acknowledged and asked for at 9 s as well, right after
+    assert found["request"]["pull 1"] == (9.0, 13.0)
+    assert found["request"]["pull 0"] == (13.0, 15.0)
 
 
 def test_latency_counts_for_the_acknowledgement_and_for_the_request() -> None:
