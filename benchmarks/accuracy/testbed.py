@@ -98,10 +98,17 @@ def job_of(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any
 
 def _workload(config: dict[str, Any]) -> Workload:
     layers = [
-        WorkloadLayer(layer["name"], layer["fwd_s"], layer["bwd_s"], (float(layer["bytes"]),))
+        WorkloadLayer(layer["name"], layer["fwd_s"], layer["bwd_s"], _tensors(config, layer))
         for layer in config["layers"]
     ]
     return Workload.of(config["model"], layers, batch_size=config["batch"], device="testbed")
+
+
+def _tensors(config: dict[str, Any], layer: dict[str, Any]) -> tuple[float, ...]:
+    """Bytes of a layer's tensors; the frameworks of the testbed itself send it as one."""
+    if config["arch"] in ("mxnet_ps", "ring_ddp"):
+        return tuple(4.0 * elements for elements in layer["elements"])
+    return (float(layer["bytes"]),)
 
 
 def _cluster(config: dict[str, Any], net: dict[str, Any], latency_s: float) -> Cluster:
