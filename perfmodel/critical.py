@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import eventloop as loop
-from perfmodel.graph import NONE, Batch, Every, Mailbox, OpGraph, Quorum, block_of
+from perfmodel.graph import NONE, Activity, Batch, Every, Mailbox, OpGraph, Quorum, block_of
 from perfmodel.measures import CriticalOp
 from perfmodel.world import World, column
 
@@ -44,12 +44,24 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
         for later, at in met.get(op, ()):
             periods = round((later - start) / period_s)
             if periods > 0 and abs(later - start - periods * period_s) <= margin * periods:
-                return _simple(tuple(reversed(chain[at:])))
+                walk = tuple(reversed(chain[at:]))
+                return walk if _irregular(graph) & {step.op for step in walk} else _simple(walk)
         met.setdefault(op, []).append((start, len(chain)))
         enabler, last = int(enablers[record]), int(lasts[record])
         chain.append(CriticalOp(op, end - start, enabler != last))
         record, end = enabler, start
     return ()
+
+
+def _irregular(graph: OpGraph) -> set[int]:
+    """Ops that do not do the same in each iteration: a part of a walk may leave them out."""
+    found: set[int] = set()
+    for rule in graph.rules:
+        if isinstance(rule, Activity):
+            found |= set(rule.ops.tolist()) if rule.every > 1 else set()
+        elif isinstance(rule, (Quorum, Every, Mailbox, Batch)):
+            found.add(rule.op)
+    return found
 
 
 def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:

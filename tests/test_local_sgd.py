@@ -131,3 +131,13 @@ def test_one_worker_may_stand_for_all(
 def test_a_period_is_a_whole_number_of_steps() -> None:
     with pytest.raises(InputError, match="period"):
         job(WORK, cluster(), 2, "local_sgd", {"period": 0})
+
+
+def test_the_bottleneck_is_the_averaging_where_that_takes_longest() -> None:
+    """Three steps of 2 s, then 45 s of averaging: 88 % of the chain is the network's."""
+    work = workload([1.0], [1.0], [30.0])
+    result = predict(job(work, cluster(), 4, "local_sgd", {"period": 3}))
+    assert result.iteration_s == pytest.approx((3 * 2.0 + 45.0) / 3)
+    assert result.bottleneck.share == pytest.approx(45 / 51)
+    assert "link" in result.bottleneck.resource
+    assert sum(step.seconds for step in result.bottleneck.cycle) == pytest.approx(51.0)
