@@ -38,6 +38,9 @@ from perfmodel.workload import Workload, expanded
 REL_CI = 0.01
 """Half-width of the 95 % confidence interval that a random job is simulated to, as a fraction."""
 
+ROUNDING = 1e-9
+"""Idle fractions below this are none."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -156,6 +159,7 @@ def predict(
     rate = float((run.iterations_per_s * count).sum())
     waits = (run.wait_fraction * count[:, None]).sum(axis=0) / count.sum()
     idle = 1.0 - run.busy_fraction
+    idle = np.where(np.abs(idle) < ROUNDING, 0.0, idle)
     causes = {cause: float(waits[i]) for i, cause in enumerate(CAUSES)}
     iteration_s = job.workers / rate
     communicating = causes["network"] + causes["server"]

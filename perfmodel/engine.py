@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import inf, lcm
+from math import gcd, inf, lcm
 from types import TracebackType
 from weakref import WeakSet
 
@@ -304,7 +304,10 @@ def _span(graph: OpGraph) -> int:
     """Rounds after which all that happens every so many rounds has happened equally often."""
     rules = graph.rules
     every = {r.every for r in rules if isinstance(r, Activity)}
-    every |= {r.count for r in rules if isinstance(r, Every)}
+    gates = [r for r in rules if isinstance(r, Every)]
+    if gates:
+        sources = np.bincount(graph.edge_target, minlength=graph.n_ops)
+        every |= {r.count // gcd(r.count, int(sources[r.op])) for r in gates}
     return min(lcm(*every), LONGEST_SPAN)
 
 
