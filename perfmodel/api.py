@@ -353,6 +353,7 @@ def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
         links={
             name: float(run.link_utilisation[link])
             for block in graph.links
+            if block.label != "cores of"  # a processor, which only the engine takes for a link
             for link in range(block.first, block.first + block.size)
             for name in _members(block, link)
             if run.link_utilisation[link] > 0.0

@@ -275,13 +275,13 @@ Clock = tuple[float, float]
 def _warm_up(run: Run, progress: Progress | None) -> tuple[Totals, list[Clock]]:
     """Run until the warm-up can be told; the totals at its end, and the clock at each span since.
 
-    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds). The pilot is
-    twice as long as the longest lag, for which workers may run ahead freely.
+    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds), from the
+    longest lag on, for which workers may run ahead freely.
     """
-    longest_lag = int(run.graph.edge_lag.max(initial=0))
-    spans = max(FEWEST_PILOT_SPANS, -(-max(PILOT_ROUNDS, 2 * longest_lag) // run.span))
+    free = max(LEAST_WARMUP, int(run.graph.edge_lag.max(initial=0)))
+    least = 1 << (-(-free // run.span) - 1).bit_length()
+    spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least)
     most = max(MOST_PILOT_ROUNDS // run.span, 2 * spans)
-    least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     marks = {0: run.totals()}
     clocks = [run.clock()]
     while True:

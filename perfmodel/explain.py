@@ -20,6 +20,7 @@ _NEXT = {
     "link out of": "sending",
     "link into": "receiving",
     "link inside": "sending inside a node",
+    "cores of": "computation on shared cores",
 }
 
 
@@ -46,7 +47,8 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     family = ranked[0]
     member, most = max(seconds[family].items(), key=lambda item: item[1])
     single = most > 0.5 * totals[family]
-    resource = member if single else f"{family} the nodes" if "link" in family else family
+    by_node = "link" in family or family == "cores of"
+    resource = member if single else f"{family} the nodes" if by_node else family
     text = _words(family, resource, shares)
     return Bottleneck(resource, shares[family], text, shares, _steps(graph, measures))
 

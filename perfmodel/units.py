@@ -109,7 +109,9 @@ def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
     for scale, suffix in steps:
         if abs(value) >= scale:
             return f"{value / scale:.4g} {suffix}"
-    return f"{value / steps[-1][0]:.4g} {steps[-1][1]}" if value else f"0 {steps[0][1]}"
+    if not value:
+        return f"0 {next(suffix for scale, suffix in steps if scale == 1.0)}"
+    return f"{value / steps[-1][0]:.4g} {steps[-1][1]}"
 
 
 def fraction(text: str, name: str) -> float:

@@ -135,7 +135,9 @@ class Transmission(Compression, frozen=True):
     @property
     def unused(self) -> set[str]:
         """Options that have no effect, given the others."""
-        return super().unused | (set() if self.transmission == "quantum" else {"quantum_bytes"})
+        one_by_one = self.transmission in ("fifo", "priority")
+        found = set() if self.transmission == "quantum" else {"quantum_bytes"}
+        return super().unused | found | (set() if one_by_one else {"credit_bytes"})
 
     def priority(self, layer: Ids) -> Ids:
         """Who goes first among messages of these layers: those that the next forward needs first,

@@ -36,24 +36,24 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def build(job: Job) -> OpGraph:
     """The op graph: computation, and every ``period`` steps a pull, a push and an update."""
     b = GraphBuilder()
-    workers = add_workers(b, job)
+    home = homes_of(job, job.options.servers)
+    workers = add_workers(b, job, nodes=len(node_names(job, home)))
     optimizer = add_optimizer(b, job, workers)
     begin = add_begin(b, job, workers, optimizer, period=job.options.period)
-    _add_exchange(b, job, workers, begin)
+    _add_exchange(b, job, workers, home, begin)
     return b.build(device=workers.device, mark=optimizer)
 
 
-def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids) -> None:
+def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin: Ids) -> None:
     """Pull the centre before the step; push the difference while the gradient is computed.
 
     In the last step of each period. All ops of the servers have shape (workers, servers).
     """
     period, group = job.options.period, workers.index[:, None]
-    home = homes_of(job, job.options.servers)
     request = b.ops("request", (job.workers,), group=workers.index, cause="server", axes=AXES[:1])
     pull, push = _transfers(b, job, workers.node[:, None], home)
     pulled = b.ops("pulled", (job.workers,), group=workers.index, axes=AXES[:1])
-    update = _updates(b, job, home)
+    update = _updates(b, job, workers, home)
     for ops in (pull, push, update):
         b.active(ops, every=period, phase=period - 1)
     b.edge(begin, request)
@@ -88,7 +88,7 @@ def _transfers(b: GraphBuilder, job: Job, node: Ids, home: Ids) -> tuple[Ids, Id
     return transfer("pull", home, node), transfer("push", node, home)
 
 
-def _updates(b: GraphBuilder, job: Job, home: Ids) -> Ids:
+def _updates(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> Ids:
     """Each worker's difference being added on each server."""
     cost, servers = job.cluster.server, len(home)
     tensors = len(tensors_of(job.workload).bytes)
@@ -105,7 +105,7 @@ def _updates(b: GraphBuilder, job: Job, home: Ids) -> Ids:
     return b.ops(
         "update",
         (job.workers, servers),
-        seconds=whole_s / servers,
+        **workers.processors.work(np.full(servers, whole_s / servers), home, 1),
         slot=threads,
         group=np.arange(job.workers)[:, None],
         cause="server",
@@ -129,6 +129,12 @@ def server_bytes(job: Job) -> float:
     return float(job.workload.gradient_bytes / job.options.servers * (1 + job.workers))
 
 
+def worker_bytes(job: Job) -> float:
+    """Memory of a worker: parameters, gradients, activations, and the state of its optimizer."""
+    w = job.workload
+    return 2.0 * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
+
+
 def model_age(job: Job) -> ModelAge:
     """Local steps since a worker's last exchange: 0 to period - 1, all equally often."""
     period = job.options.period
@@ -143,6 +149,7 @@ ARCHITECTURE = Architecture(
     build=build,
     asynchronous=lambda options: True,
     server_bytes=server_bytes,
+    worker_bytes=worker_bytes,
     option_help={
         "period": "local steps from one exchange with the centre to the next",
         "moving_rate": "how far worker and centre move towards each other; no effect on time",

@@ -75,7 +75,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
             b.edge(line.arriving(back), late, lag=1)
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
-    counter = b.counters(apply)
+    counter = b.counters(apply.ravel()).reshape(apply.shape)
     b.probe("staleness", apply, apply, lag=1, counter=counter, group=workers.index[:, None])
     count = job.workers if fold else 1
     return b.build(device=workers.device, mark=workers.backward[:, 0], count=count)

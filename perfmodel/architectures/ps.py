@@ -69,10 +69,19 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
     @property
     def unused(self) -> set[str]:
         """Options that have no effect, given the others."""
-        found = super().unused
-        if self.sync != "ssp":
-            found |= {"staleness_bound"}
-        return found | ({"split_above_bytes"} if self.servers == 1 else set())
+        return super().unused | {
+            name
+            for name, without_effect in (
+                ("staleness_bound", self.sync != "ssp"),
+                ("sharding", self.servers == 1),
+                ("split_above_bytes", self.servers == 1),
+                ("pull", not self.duplex),
+                ("local_aggregation", self.sync != "bsp"),
+                ("backup_workers", self.sync != "bsp"),
+                ("softsync", self.sync != "asp"),
+            )
+            if without_effect
+        }
 
 
 class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -158,6 +167,8 @@ class _Builder:
         self.home = homes_of(job, self.options.servers)
         names = node_names(job, self.home)
         self.workers = add_workers(b, job, nodes=len(names))
+        colocated = job.cluster.server.placement == "colocated"
+        self.on_workers_cores = colocated and self.workers.processors.shared
         self.pushers = _pushers(self.workers, self.options)
         self.slices = slices_of(job.workload, self.options)
         self.sent = self.options.sent_bytes(self.slices.bytes)
@@ -289,7 +300,7 @@ class _Builder:
             "update",
             self.shape,
             group=self.group,
-            cause="cpu" if self.workers.processors.shared else "server",
+            cause="cpu" if self.on_workers_cores else "server",
             slot=threads[slices.server],
             axes=(("worker", None), ("slice", self.names)),
             **self.workers.processors.work(seconds, self.home[slices.server], 1),
