@@ -102,7 +102,7 @@ def _assumptions(assumptions: Sequence[Assumption]) -> Table:
 def _value(a: Assumption) -> str:
     if isinstance(a.value, (int, float)) and a.unit in ("s", "bytes", "bytes_per_s", "flop_per_s"):
         return quantity(a.value, a.unit)
-    return f"{a.value} {a.unit}".strip()
+    return str(a.value) if a.value == "inf" else f"{a.value} {a.unit}".strip()
 
 
 def _duration(seconds: float) -> str:
