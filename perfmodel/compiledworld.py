@@ -130,5 +130,5 @@ def _prefetch(*names: str) -> Any:
     return prefetch
 
 
-PREFETCHES = {"prefetch_op": _prefetch("ops", "need"), "prefetch_edge": _prefetch("edges")}
+PREFETCHES = {"prefetch_op": _prefetch("ops"), "prefetch_edge": _prefetch("edges")}
 """What takes the place of functions of the event loop that do nothing."""

@@ -94,7 +94,7 @@ def order(w: World) -> int:
     for op in range(s.n_ops):
         waits[op] = 0
     for op in range(s.n_ops):
-        for k in range(w.ops[op].out, w.ops[op + 1].out):
+        for k in range(w.ops[op].out, w.ops[op].end):
             target = _awaiting(w, k)
             if target >= 0:
                 waits[target] += 1
@@ -105,7 +105,7 @@ def order(w: World) -> int:
     while found < ready:
         op = w.soon[found]
         found += 1
-        for k in range(w.ops[op].out, w.ops[op + 1].out):
+        for k in range(w.ops[op].out, w.ops[op].end):
             target = _awaiting(w, k)
             if target >= 0:
                 waits[target] -= 1
@@ -244,7 +244,7 @@ def _ready(w: World, op: Id, source: int) -> None:
         h.last = source
         h.enabler = source
     o.taken += 1
-    o.missing = w.need[op]
+    o.missing = o.need
     o.since = s.now
     if o.early > 0:
         _take_early(w, op)
@@ -476,11 +476,11 @@ def _expect(w: World, op: Id) -> None:
 
     That is who waits for it, and soon the edges of the ops behind it, which mostly follow it.
     """
-    first = w.ops[op].out
-    for k in range(first, w.ops[op + 1].out):
+    o = w.ops[op]
+    for k in range(o.out, o.end):
         if w.edges[k].target >= 0:
             prefetch_op(w, w.edges[k].target)
-    prefetch_edge(w, first + EDGES_IN_LINE)
+    prefetch_edge(w, o.out + EDGES_IN_LINE)
 
 
 def prefetch_op(w: World, op: Id) -> None:
@@ -585,7 +585,7 @@ def _arrive(w: World, op: Id, active: bool) -> None:
         w.arrived[op] += 1
     if o.extra >= 0 and w.extras[o.extra].watch >= 0:
         _probe(w, op, active)
-    for k in range(o.out, w.ops[op + 1].out):
+    for k in range(o.out, o.end):
         edge = w.edges[k]
         if edge.target >= 0 or w.gate_edges[-1 - edge.target].kind == DRAIN:
             _hand(w, k, record)

@@ -40,19 +40,18 @@ World = Any
 
 def flow_starts(w: World, op: Id, amount: float) -> None:
     """Put ``op`` among the transfers of its route, with ``amount`` bytes to go."""
-    o = w.ops[op]
-    route = o.route
+    route = w.ops[op].route
     r = w.routes[route]
     if r.count == 0:
         r.served = 0.0
     elif w.places[route] >= 0:
         _bring_up(w, route)
-    o.level = r.served + amount
+    level = r.served + amount
     w.moved[route] += amount
     if r.count == 0:
-        r.lead = op
+        r.lead, r.level = op, level
     else:
-        _push_flow(w, route, op)
+        _push_flow(w, route, op, level)
     r.count += 1
     if w.places[route] >= 0 and r.lead == op:
         _set_key(w, route)
@@ -68,10 +67,10 @@ def flow_ends(w: World) -> int:
     route = w.members[p.first]
     r = w.routes[route]
     p.service, p.at = w.keys[p.first], s.now
-    level = w.ops[r.lead].level
+    level = r.level
     r.served, r.joined = level, p.service
     n = 0
-    while r.count > 0 and w.ops[r.lead].level == level:
+    while r.count > 0 and r.level == level:
         w.ended[n] = r.lead
         n += 1
         if r.count > 1:
@@ -197,7 +196,7 @@ def _set_key(w: World, route: int) -> None:
     """Place a route in its pool by the service at which its next transfer ends."""
     r = w.routes[route]
     first, place = w.pools[r.home].first, w.places[route]
-    left = w.ops[r.lead].level - r.served
+    left = r.level - r.served
     key = r.joined + left / r.weight
     later = key >= w.keys[first + place]
     w.keys[first + place] = key
@@ -680,45 +679,44 @@ def _sink_to_share(w: World, i: int, x: Id) -> None:
     w.links[x].place = i
 
 
-def _push_flow(w: World, route: Id, op: Id) -> None:
-    """Add to the transfers of a route: the one that leads, and a binary heap of the others."""
+def _push_flow(w: World, route: Id, op: Id, level: float) -> None:
+    """Add to the transfers of a route: the one that leads, and a heap of the others by level."""
     r = w.routes[route]
-    if _ends_before(w, op, r.lead):
+    if level < r.level or (level == r.level and op < r.lead):
         op, r.lead = r.lead, op
-    i = r.count - 1
+        level, r.level = r.level, level
+    first, i = r.flow, r.count - 1
     while i > 0:
         parent = (i - 1) >> 1
-        other = w.flying[r.flow + parent]
-        if not _ends_before(w, op, other):
+        other, x = w.flying[first + parent], w.levels[first + parent]
+        if x < level or (x == level and other < op):
             break
-        w.flying[r.flow + i] = other
+        w.flying[first + i], w.levels[first + i] = other, x
         i = parent
-    w.flying[r.flow + i] = op
+    w.flying[first + i], w.levels[first + i] = op, level
 
 
 def _pop_flow(w: World, route: Id) -> None:
     """Take out the transfer that leads."""
     r = w.routes[route]
-    n = r.count - 2
-    r.lead = w.flying[r.flow]
-    op = w.flying[r.flow + n]
+    first, n = r.flow, r.count - 2
+    r.lead, r.level = w.flying[first], w.levels[first]
+    op, level = w.flying[first + n], w.levels[first + n]
     i, child = 0, 1
     while child < n:
-        a = w.flying[r.flow + child]
-        if child + 1 < n and _ends_before(w, w.flying[r.flow + child + 1], a):
-            child += 1
-            a = w.flying[r.flow + child]
-        if not _ends_before(w, a, op):
+        if child + 1 < n:
+            a, b = w.levels[first + child], w.levels[first + child + 1]
+            if a == b:
+                child += w.flying[first + child + 1] < w.flying[first + child]
+            else:
+                child += b < a
+        other, x = w.flying[first + child], w.levels[first + child]
+        if level < x or (level == x and op < other):
             break
-        w.flying[r.flow + i] = a
+        w.flying[first + i], w.levels[first + i] = other, x
         i = child
         child = 2 * i + 1
-    w.flying[r.flow + i] = op
-
-
-def _ends_before(w: World, a: Id, b: Id) -> bool:
-    x, y = w.ops[a].level, w.ops[b].level
-    return bool(x < y or (x == y and a < b))
+    w.flying[first + i], w.levels[first + i] = op, level
 
 
 def _rise(w: World, first: int, i: int) -> None:
