@@ -582,10 +582,12 @@ def _keeps_to_itself(w: World, pool: int) -> bool:
     for k in range(p.first, p.first + p.n):
         r = w.routes[w.members[k]]
         for e in range(r.first, r.last):
-            link = w.links[w.paths[e].link]
-            for a in range(link.first, link.first + link.n):
-                if w.routes[w.active[a].route].home != pool:
-                    return False
+            x = w.paths[e].link
+            if x != pool:  # all on its own link are members
+                link = w.links[x]
+                for a in range(link.first, link.first + link.n):
+                    if w.routes[w.active[a].route].home != pool:
+                        return False
     return True
 
 
