@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.ahead import COMPILED, KIND, expect, look_past_timer
 from perfmodel.sharing import flow_ends, flow_starts, next_service_s, settle
 
 NONE = -1
@@ -38,12 +39,9 @@ MOST_AT_ONCE = 1000
 """Times that an op may run, on average, without any time passing."""
 MOST_STEPS = 16
 """Instances, per op of the graph, that a walk back looks at."""
-KIND = 1 << 32
 SAME_INSTANT = 1.0 + 2.0**-46
 """Times that differ by less than this factor are one instant: what happens at once by design
 would otherwise be torn apart by rounding. A power of two, so that it scales exactly."""
-EDGES_IN_LINE = 8
-"""Edges in a line of the cache."""
 CAUSES, BOUND = 6, 3
 """As many as graph.CAUSES, and the place there of the cause that is not followed any further back:
 who is held up by a bound waits for the bound, whatever the others are doing meanwhile."""
@@ -152,6 +150,8 @@ def _instant(w: World) -> bool:
     while True:
         while s.timers > 0 and w.timer_time[0] <= now:
             what = _pop_timer(w)
+            if COMPILED:
+                look_past_timer(w)
             _timer(w, what >> 32, what & (KIND - 1))
         while s.busy_pools > 0 and next_service_s(w) <= now:
             for k in range(flow_ends(w)):
@@ -462,33 +462,14 @@ def _start(w: World, op: Id, releaser: int) -> None:
             mailbox.count = 0
     if seconds > 0.0:
         o.phase = WORKING
-        _expect(w, op)
+        if COMPILED:
+            expect(w, op)
         _set_timer(w, s.now + seconds, FLOW_STARTS if o.route >= 0 else OP_ENDS, op)
     elif o.route >= 0:
         _move(w, op)
     else:
         o.phase = WORKING
         _end_soon(w, op)
-
-
-def _expect(w: World, op: Id) -> None:
-    """Have what is needed when ``op`` ends in the cache by then.
-
-    That is who waits for it, and soon the edges of the ops behind it, which mostly follow it.
-    """
-    o = w.ops[op]
-    for k in range(o.out, o.end):
-        if w.edges[k].target >= 0:
-            prefetch_op(w, w.edges[k].target)
-    prefetch_edge(w, o.out + EDGES_IN_LINE)
-
-
-def prefetch_op(w: World, op: Id) -> None:
-    """Bring an op into the cache, where there is one: compiled code does."""
-
-
-def prefetch_edge(w: World, k: int) -> None:
-    """Bring an edge into the cache."""
 
 
 def _move(w: World, op: Id) -> None:
@@ -507,7 +488,8 @@ def _move(w: World, op: Id) -> None:
             x.left = max(amount - x.quantum, 0.0)
             amount = min(amount, x.quantum)
     if amount > 0.0:
-        _expect(w, op)
+        if COMPILED:
+            expect(w, op)
         flow_starts(w, op, amount)
     else:
         _end_soon(w, op)

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.ahead import COMPILED, look_past_flow
+
 NONE, MIXED = -1, -2
 CLEAN, DIRTY, DONE = range(3)
 """Links while rates are filled: not concerned, to be filled, filled."""
@@ -69,6 +71,8 @@ def flow_ends(w: World) -> int:
     p.service, p.at = w.keys[p.first], s.now
     level = r.level
     r.served, r.joined = level, p.service
+    if COMPILED:
+        look_past_flow(w, pool)
     n = 0
     while r.count > 0 and r.level == level:
         w.ended[n] = r.lead
