@@ -251,10 +251,8 @@ def _ready(w: World, op: Id, source: int) -> None:
     active = True
     if o.extra >= 0:
         x = w.extras[o.extra]
-        if x.watch >= 0:
-            watch = w.watches[x.watch]
-            for k in range(watch.ready, watch.close):
-                _open(w, w.watched[k])
+        for k in range(x.ready, x.close):
+            _open(w, w.watched[k])
         if x.special >= 0:
             active = _prepare(w, op)
     if not active:
@@ -565,7 +563,7 @@ def _arrive(w: World, op: Id, active: bool) -> None:
     if s.depth > 0:
         record = op * s.depth + (w.arrived[op] & (s.depth - 1))
         w.arrived[op] += 1
-    if o.extra >= 0 and w.extras[o.extra].watch >= 0:
+    if o.extra >= 0 and w.extras[o.extra].end >= 0:
         _probe(w, op, active)
     for k in range(o.out, o.end):
         edge = w.edges[k]
@@ -705,8 +703,8 @@ def _open(w: World, probe: int) -> None:
 
 
 def _probe(w: World, op: Id, active: bool) -> None:
-    s, watch = w.state[0], w.watches[w.extras[w.ops[op].extra].watch]
-    for k in range(watch.close, watch.rise):
+    s, x = w.state[0], w.extras[w.ops[op].extra]
+    for k in range(x.close, x.rise):
         p = w.probes[w.watched[k]]
         if p.open == 0:
             s.fault, s.culprit = UNOPENED, w.watched[k]
@@ -723,10 +721,10 @@ def _probe(w: World, op: Id, active: bool) -> None:
                 w.stale_sum[p.group] += stale
                 w.stale_count[p.group] += 1
     if active:
-        for k in range(watch.rise, watch.open):
+        for k in range(x.rise, x.open):
             w.counters[w.watched[k]] += 1
             s.raised += 1
-    for k in range(watch.open, watch.end):
+    for k in range(x.open, x.end):
         _open(w, w.watched[k])
 
 

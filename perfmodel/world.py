@@ -53,7 +53,7 @@ OP = _record(  # 64 bytes, as a cache line has
     i1="phase holds",
     I4="out end hold route extra",
 )
-EXTRA = _record(f8="latency", i4="stream special watch mark")
+EXTRA = _record(f8="latency", i4="stream special mark ready close rise open end")
 EDGE = _record(i4="target tokens")
 GATE_EDGE = _record(i4="target kind pair")
 HOLD = _record(i4="slot units")
@@ -82,7 +82,6 @@ ALTERNATIVE = _record(f8="latency", i4="hold holds route")
 ITEM = _record(f8="bytes", i4="edge tokens admitted loaded")
 PROBE = _record(f8="seconds count", i4="counter group stamp room next open")
 HISTORY = _record(f8="ready start", i4="last enabler")
-WATCH = _record(i4="ready close rise open end")
 
 _PROBE_ROOM = 3
 """Instances of a probe that may be open at once, besides those that its lag opens."""
@@ -108,7 +107,6 @@ class World(NamedTuple):
     alternatives: Any
     items: Any
     probes: Any
-    watches: Any
     history: Any
     active: Any
     into: Any
@@ -161,7 +159,7 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
         World._fields,
         (
             *(STATE, OP, EDGE, GATE_EDGE, HOLD, SLOT, LINK, PATH, ROUTE, POOL, GROUP, STREAM),
-            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, WATCH, HISTORY, ACTIVE),
+            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, HISTORY, ACTIVE),
         ),
         strict=False,
     )
@@ -341,7 +339,7 @@ def _lay_out(graph: OpGraph) -> World:
         )
         values = np.concatenate([table(float(cv), int(kind)) for cv, kind in kinds.T])
         streams["first"] = which.ravel() * TABLE
-    probes, watches, watched, stamps = _probes(graph, extras)
+    probes, watched, stamps = _probes(graph, extras)
     stamp_count = np.zeros(stamps, _L)
 
     state = np.zeros(1, STATE)
@@ -383,7 +381,6 @@ def _lay_out(graph: OpGraph) -> World:
         alternatives=alternatives,
         items=items,
         probes=probes,
-        watches=watches,
         into=into,
         into_first=in_start.astype(_I),
         arrived=no_ids,
@@ -692,10 +689,8 @@ def _batch(
         items.append((size, out, int(edges["tokens"][into]), 0, 0))
 
 
-def _probes(
-    graph: OpGraph, extras: _Extras
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int]:
-    """Probes, what each watched op does to them, the lists for that, and room for their stamps."""
+def _probes(graph: OpGraph, extras: _Extras) -> tuple[NDArray[Any], NDArray[Any], int]:
+    """Probes, the lists of those that each op opens or closes, and room for their stamps."""
     n_probes = len(graph.probe_open)
     probes = np.zeros(n_probes, PROBE)
     probes["counter"], probes["group"] = graph.probe_counter, graph.probe_group
@@ -716,15 +711,13 @@ def _probes(
     order = np.lexsort((np.repeat(np.arange(4), [len(x) for x in what]), watching))
     watched = np.concatenate(what)[order].astype(_I)
     seen = np.flatnonzero(np.bincount(watching, minlength=graph.n_ops))
-    extras.set("watch", seen, np.arange(len(seen)))
-    watches = np.zeros(len(seen), WATCH)
     at = _starts(np.bincount(np.searchsorted(seen, watching), minlength=len(seen)))
     edge = at[:-1].copy()
     for name, some in zip(("ready", "close", "rise", "open"), ops_of, strict=True):
-        watches[name] = edge
+        extras.set(name, seen, edge)
         edge = edge + np.bincount(np.searchsorted(seen, some), minlength=len(seen))
-    watches["end"] = at[1:]
-    return probes, watches, watched, int(stamps[-1])
+    extras.set("end", seen, at[1:])
+    return probes, watched, int(stamps[-1])
 
 
 class State(NamedTuple):
