@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from perfmodel import eventloop, sharing
+from perfmodel import ahead, eventloop, sharing
 from perfmodel.errors import InputError
 from perfmodel.world import DTYPES, World, as_objects
 
@@ -30,7 +30,7 @@ SMALL_S = 0.005
 """Plain simulation that is shorter than this is not worth a thought."""
 INLINED = frozenset(
     (
-        "_instant _timer _pop_timer _set_timer _take_early _hand _arrive _end _moved _move _expect "
+        "_instant _timer _pop_timer _set_timer _take_early _hand _arrive _end _moved _move "
         "_enqueue _dequeue _goes_before _has_room _dispatch _release flow_starts flow_ends settle "
         "_load_links _note _bring_up advance_service _rise _sink"
     ).split()
@@ -147,7 +147,7 @@ def _functions() -> dict[str, Any]:
     """
     import numba
 
-    from perfmodel.compiledworld import PREFETCHES, world_type
+    from perfmodel.compiledworld import REPLACED, world_type
 
     made: dict[str, Any] = {}
     options: Any = {
@@ -165,7 +165,7 @@ def _functions() -> dict[str, Any]:
                 copy.__annotations__ = value.__annotations__
                 made[name] = numba.njit(**options, forceinline=name in INLINED)(copy)
     for scope in scopes:
-        scope.update(made | PREFETCHES)
+        scope.update(made | REPLACED)
     types = {
         "World": world_type(),
         "Id": numba.int64,
@@ -190,7 +190,7 @@ def _functions() -> dict[str, Any]:
     return made
 
 
-_MODULES: tuple[ModuleType, ...] = (sharing, eventloop)
+_MODULES: tuple[ModuleType, ...] = (ahead, sharing, eventloop)
 
 
 order: Any = None

@@ -130,5 +130,11 @@ def _prefetch(*names: str) -> Any:
     return prefetch
 
 
-PREFETCHES = {"prefetch_op": _prefetch("ops", "need"), "prefetch_edge": _prefetch("edges")}
-"""What takes the place of functions of the event loop that do nothing."""
+REPLACED = {
+    "COMPILED": True,
+    "prefetch_op": _prefetch("ops"),
+    "prefetch_edge": _prefetch("edges"),
+    "prefetch_slot": _prefetch("slots"),
+    "prefetch_route": _prefetch("routes"),
+}
+"""What is other than in the plain event loop."""

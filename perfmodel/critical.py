@@ -132,8 +132,8 @@ def finished(graph: OpGraph, world: World, limit: int) -> bool:
 
     A world that nothing moves in any more is meant.
     """
-    done = column(world, "ops", "taken")[:-1] >= limit
-    done &= column(world, "ops", "phase")[:-1] == loop.IDLE
+    done = column(world, "ops", "taken") >= limit
+    done &= column(world, "ops", "phase") == loop.IDLE
     for rule in graph.rules:
         if isinstance(rule, (Quorum, Every, Batch)):
             done[rule.op] = True
@@ -144,8 +144,8 @@ def describe_deadlock(graph: OpGraph, world: World) -> str:
     """Which ops wait, and for what, although nothing moves any more."""
     now = float(column(world, "state", "now")[0])
     rounds = int(column(world, "state", "slowest")[0])
-    phase, taken = column(world, "ops", "phase")[:-1], column(world, "ops", "taken")[:-1]
-    lacking = (column(world, "ops", "missing")[:-1] > 0) & (phase == loop.IDLE)
+    phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
+    lacking = (column(world, "ops", "missing") > 0) & (phase == loop.IDLE)
     limit = int(column(world, "state", "limit")[0])
     behind = taken <= rounds if limit == NONE else taken < limit
     reasons = []

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.ahead import COMPILED, KIND, expect, look_past_timer
 from perfmodel.sharing import flow_ends, flow_starts, next_service_s, settle
 
 NONE = -1
@@ -38,12 +39,9 @@ MOST_AT_ONCE = 1000
 """Times that an op may run, on average, without any time passing."""
 MOST_STEPS = 16
 """Instances, per op of the graph, that a walk back looks at."""
-KIND = 1 << 32
 SAME_INSTANT = 1.0 + 2.0**-46
 """Times that differ by less than this factor are one instant: what happens at once by design
 would otherwise be torn apart by rounding. A power of two, so that it scales exactly."""
-EDGES_IN_LINE = 8
-"""Edges in a line of the cache."""
 CAUSES, BOUND = 6, 3
 """As many as graph.CAUSES, and the place there of the cause that is not followed any further back:
 who is held up by a bound waits for the bound, whatever the others are doing meanwhile."""
@@ -94,7 +92,7 @@ def order(w: World) -> int:
     for op in range(s.n_ops):
         waits[op] = 0
     for op in range(s.n_ops):
-        for k in range(w.ops[op].out, w.ops[op + 1].out):
+        for k in range(w.ops[op].out, w.ops[op].end):
             target = _awaiting(w, k)
             if target >= 0:
                 waits[target] += 1
@@ -105,7 +103,7 @@ def order(w: World) -> int:
     while found < ready:
         op = w.soon[found]
         found += 1
-        for k in range(w.ops[op].out, w.ops[op + 1].out):
+        for k in range(w.ops[op].out, w.ops[op].end):
             target = _awaiting(w, k)
             if target >= 0:
                 waits[target] -= 1
@@ -152,6 +150,8 @@ def _instant(w: World) -> bool:
     while True:
         while s.timers > 0 and w.timer_time[0] <= now:
             what = _pop_timer(w)
+            if COMPILED:
+                look_past_timer(w)
             _timer(w, what >> 32, what & (KIND - 1))
         while s.busy_pools > 0 and next_service_s(w) <= now:
             for k in range(flow_ends(w)):
@@ -244,17 +244,15 @@ def _ready(w: World, op: Id, source: int) -> None:
         h.last = source
         h.enabler = source
     o.taken += 1
-    o.missing = w.need[op]
+    o.missing = o.need
     o.since = s.now
     if o.early > 0:
         _take_early(w, op)
     active = True
     if o.extra >= 0:
         x = w.extras[o.extra]
-        if x.watch >= 0:
-            watch = w.watches[x.watch]
-            for k in range(watch.ready, watch.close):
-                _open(w, w.watched[k])
+        for k in range(x.ready, x.close):
+            _open(w, w.watched[k])
         if x.special >= 0:
             active = _prepare(w, op)
     if not active:
@@ -462,33 +460,14 @@ def _start(w: World, op: Id, releaser: int) -> None:
             mailbox.count = 0
     if seconds > 0.0:
         o.phase = WORKING
-        _expect(w, op)
+        if COMPILED:
+            expect(w, op)
         _set_timer(w, s.now + seconds, FLOW_STARTS if o.route >= 0 else OP_ENDS, op)
     elif o.route >= 0:
         _move(w, op)
     else:
         o.phase = WORKING
         _end_soon(w, op)
-
-
-def _expect(w: World, op: Id) -> None:
-    """Have what is needed when ``op`` ends in the cache by then.
-
-    That is who waits for it, and soon the edges of the ops behind it, which mostly follow it.
-    """
-    first = w.ops[op].out
-    for k in range(first, w.ops[op + 1].out):
-        if w.edges[k].target >= 0:
-            prefetch_op(w, w.edges[k].target)
-    prefetch_edge(w, first + EDGES_IN_LINE)
-
-
-def prefetch_op(w: World, op: Id) -> None:
-    """Bring an op into the cache, where there is one: compiled code does."""
-
-
-def prefetch_edge(w: World, k: int) -> None:
-    """Bring an edge into the cache."""
 
 
 def _move(w: World, op: Id) -> None:
@@ -507,7 +486,8 @@ def _move(w: World, op: Id) -> None:
             x.left = max(amount - x.quantum, 0.0)
             amount = min(amount, x.quantum)
     if amount > 0.0:
-        _expect(w, op)
+        if COMPILED:
+            expect(w, op)
         flow_starts(w, op, amount)
     else:
         _end_soon(w, op)
@@ -583,9 +563,9 @@ def _arrive(w: World, op: Id, active: bool) -> None:
     if s.depth > 0:
         record = op * s.depth + (w.arrived[op] & (s.depth - 1))
         w.arrived[op] += 1
-    if o.extra >= 0 and w.extras[o.extra].watch >= 0:
+    if o.extra >= 0 and w.extras[o.extra].end >= 0:
         _probe(w, op, active)
-    for k in range(o.out, w.ops[op + 1].out):
+    for k in range(o.out, o.end):
         edge = w.edges[k]
         if edge.target >= 0 or w.gate_edges[-1 - edge.target].kind == DRAIN:
             _hand(w, k, record)
@@ -724,8 +704,8 @@ def _open(w: World, probe: int) -> None:
 
 
 def _probe(w: World, op: Id, active: bool) -> None:
-    s, watch = w.state[0], w.watches[w.extras[w.ops[op].extra].watch]
-    for k in range(watch.close, watch.rise):
+    s, x = w.state[0], w.extras[w.ops[op].extra]
+    for k in range(x.close, x.rise):
         p = w.probes[w.watched[k]]
         if p.open == 0:
             s.fault, s.culprit = UNOPENED, w.watched[k]
@@ -742,10 +722,10 @@ def _probe(w: World, op: Id, active: bool) -> None:
                 w.stale_sum[p.group] += stale
                 w.stale_count[p.group] += 1
     if active:
-        for k in range(watch.rise, watch.open):
+        for k in range(x.rise, x.open):
             w.counters[w.watched[k]] += 1
             s.raised += 1
-    for k in range(watch.open, watch.end):
+    for k in range(x.open, x.end):
         _open(w, w.watched[k])
 
 

@@ -22,6 +22,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.ahead import COMPILED, look_past_flow
+
 NONE, MIXED = -1, -2
 CLEAN, DIRTY, DONE = range(3)
 """Links while rates are filled: not concerned, to be filled, filled."""
@@ -40,19 +42,18 @@ World = Any
 
 def flow_starts(w: World, op: Id, amount: float) -> None:
     """Put ``op`` among the transfers of its route, with ``amount`` bytes to go."""
-    o = w.ops[op]
-    route = o.route
+    route = w.ops[op].route
     r = w.routes[route]
     if r.count == 0:
         r.served = 0.0
     elif w.places[route] >= 0:
         _bring_up(w, route)
-    o.level = r.served + amount
+    level = r.served + amount
     w.moved[route] += amount
     if r.count == 0:
-        r.lead = op
+        r.lead, r.level = op, level
     else:
-        _push_flow(w, route, op)
+        _push_flow(w, route, op, level)
     r.count += 1
     if w.places[route] >= 0 and r.lead == op:
         _set_key(w, route)
@@ -68,10 +69,12 @@ def flow_ends(w: World) -> int:
     route = w.members[p.first]
     r = w.routes[route]
     p.service, p.at = w.keys[p.first], s.now
-    level = w.ops[r.lead].level
+    level = r.level
     r.served, r.joined = level, p.service
+    if COMPILED:
+        look_past_flow(w, pool)
     n = 0
-    while r.count > 0 and w.ops[r.lead].level == level:
+    while r.count > 0 and r.level == level:
         w.ended[n] = r.lead
         n += 1
         if r.count > 1:
@@ -197,7 +200,7 @@ def _set_key(w: World, route: int) -> None:
     """Place a route in its pool by the service at which its next transfer ends."""
     r = w.routes[route]
     first, place = w.pools[r.home].first, w.places[route]
-    left = w.ops[r.lead].level - r.served
+    left = r.level - r.served
     key = r.joined + left / r.weight
     later = key >= w.keys[first + place]
     w.keys[first + place] = key
@@ -583,10 +586,12 @@ def _keeps_to_itself(w: World, pool: int) -> bool:
     for k in range(p.first, p.first + p.n):
         r = w.routes[w.members[k]]
         for e in range(r.first, r.last):
-            link = w.links[w.paths[e].link]
-            for a in range(link.first, link.first + link.n):
-                if w.routes[w.active[a].route].home != pool:
-                    return False
+            x = w.paths[e].link
+            if x != pool:  # all on its own link are members
+                link = w.links[x]
+                for a in range(link.first, link.first + link.n):
+                    if w.routes[w.active[a].route].home != pool:
+                        return False
     return True
 
 
@@ -680,45 +685,44 @@ def _sink_to_share(w: World, i: int, x: Id) -> None:
     w.links[x].place = i
 
 
-def _push_flow(w: World, route: Id, op: Id) -> None:
-    """Add to the transfers of a route: the one that leads, and a binary heap of the others."""
+def _push_flow(w: World, route: Id, op: Id, level: float) -> None:
+    """Add to the transfers of a route: the one that leads, and a heap of the others by level."""
     r = w.routes[route]
-    if _ends_before(w, op, r.lead):
+    if level < r.level or (level == r.level and op < r.lead):
         op, r.lead = r.lead, op
-    i = r.count - 1
+        level, r.level = r.level, level
+    first, i = r.flow, r.count - 1
     while i > 0:
         parent = (i - 1) >> 1
-        other = w.flying[r.flow + parent]
-        if not _ends_before(w, op, other):
+        other, x = w.flying[first + parent], w.levels[first + parent]
+        if x < level or (x == level and other < op):
             break
-        w.flying[r.flow + i] = other
+        w.flying[first + i], w.levels[first + i] = other, x
         i = parent
-    w.flying[r.flow + i] = op
+    w.flying[first + i], w.levels[first + i] = op, level
 
 
 def _pop_flow(w: World, route: Id) -> None:
     """Take out the transfer that leads."""
     r = w.routes[route]
-    n = r.count - 2
-    r.lead = w.flying[r.flow]
-    op = w.flying[r.flow + n]
+    first, n = r.flow, r.count - 2
+    r.lead, r.level = w.flying[first], w.levels[first]
+    op, level = w.flying[first + n], w.levels[first + n]
     i, child = 0, 1
     while child < n:
-        a = w.flying[r.flow + child]
-        if child + 1 < n and _ends_before(w, w.flying[r.flow + child + 1], a):
-            child += 1
-            a = w.flying[r.flow + child]
-        if not _ends_before(w, a, op):
+        if child + 1 < n:
+            a, b = w.levels[first + child], w.levels[first + child + 1]
+            if a == b:
+                child += w.flying[first + child + 1] < w.flying[first + child]
+            else:
+                child += b < a
+        other, x = w.flying[first + child], w.levels[first + child]
+        if level < x or (level == x and op < other):
             break
-        w.flying[r.flow + i] = a
+        w.flying[first + i], w.levels[first + i] = other, x
         i = child
         child = 2 * i + 1
-    w.flying[r.flow + i] = op
-
-
-def _ends_before(w: World, a: Id, b: Id) -> bool:
-    x, y = w.ops[a].level, w.ops[b].level
-    return bool(x < y or (x == y and a < b))
+    w.flying[first + i], w.levels[first + i] = op, level
 
 
 def _rise(w: World, first: int, i: int) -> None:

@@ -47,13 +47,13 @@ STATE = _record(
     "culprit region_links region_routes filling",
 )
 OP = _record(  # 64 bytes, as a cache line has
-    f8="seconds bytes since level",
-    i4="missing early taken",
+    f8="seconds bytes since",
+    i4="need missing early taken",
     i2="priority",
     i1="phase holds",
-    I4="out hold route extra",
+    I4="out end hold route extra",
 )
-EXTRA = _record(f8="latency", i4="stream special watch mark")
+EXTRA = _record(f8="latency", i4="stream special mark ready close rise open end")
 EDGE = _record(i4="target tokens")
 GATE_EDGE = _record(i4="target kind pair")
 HOLD = _record(i4="slot units")
@@ -64,10 +64,10 @@ LINK = _record(f8="capacity load share left open above", i4="first n owner marke
 PATH = _record(f8="units", i4="link route at")
 ACTIVE = _record(f8="load", i4="path route open")
 ROUTE = _record(
-    f8="weight served joined rate",
+    f8="weight served joined level",
     i4="lead count settled home step first last",
     i1="changed marked",
-    F8="cap _1 _2 _3 _4 _5 _6",
+    F8="rate cap _1 _2 _3 _4 _5",
     I4="flow goal",
 )
 POOL = _record(f8="service at rate limit _1 _2", i4="first n place noted")
@@ -82,7 +82,6 @@ ALTERNATIVE = _record(f8="latency", i4="hold holds route")
 ITEM = _record(f8="bytes", i4="edge tokens admitted loaded")
 PROBE = _record(f8="seconds count", i4="counter group stamp room next open")
 HISTORY = _record(f8="ready start", i4="last enabler")
-WATCH = _record(i4="ready close rise open end")
 
 _PROBE_ROOM = 3
 """Instances of a probe that may be open at once, besides those that its lag opens."""
@@ -108,18 +107,17 @@ class World(NamedTuple):
     alternatives: Any
     items: Any
     probes: Any
-    watches: Any
     history: Any
     active: Any
     into: Any
     into_first: Any
-    need: Any
     arrived: Any
     queue: Any
     members: Any
     keys: Any
     places: Any
     flying: Any
+    levels: Any
     agenda: Any
     due: Any
     timer_time: Any
@@ -161,7 +159,7 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
         World._fields,
         (
             *(STATE, OP, EDGE, GATE_EDGE, HOLD, SLOT, LINK, PATH, ROUTE, POOL, GROUP, STREAM),
-            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, WATCH, HISTORY, ACTIVE),
+            *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, HISTORY, ACTIVE),
         ),
         strict=False,
     )
@@ -170,13 +168,13 @@ DTYPES: dict[str, np.dtype[Any]] = dict(
 for _kind, _names in (
     (
         _I,
-        "into into_first need arrived queue members places flying agenda soon touched changed "
+        "into into_first arrived queue members places flying agenda soon touched changed "
         "ended region_links region_routes region_pools filling cause watched",
     ),
     (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
     (
         _F,
-        "keys timer_time share due span_ready span_start span_end late table "
+        "keys levels timer_time share due span_ready span_start span_end late table "
         "stamp_time moved waits marked_at marked_busy marked_waits critical critical_count",
     ),
 ):
@@ -276,8 +274,8 @@ def _lay_out(graph: OpGraph) -> World:
     by_route = np.append(np.where(free_ride, NONE, np.arange(len(free_ride))), NONE).astype(_I)
     noisy = np.append(graph.stream_cv > 0.0, False)
     holds, hold = _holds(graph)
-    ops = _aligned(n + 1, OP)
-    for at in range(0, n + 1, _CHUNK):  # what was just written is still in the cache
+    ops = _aligned(n, OP)
+    for at in range(0, n, _CHUNK):  # what was just written is still in the cache
         part = slice(at, min(at + _CHUNK, n))
         some = ops[part]
         some["seconds"] = graph.op_seconds[part]
@@ -285,13 +283,13 @@ def _lay_out(graph: OpGraph) -> World:
         some["hold"] = hold[part]
         some["holds"] = np.diff(graph.hold_start[at : part.stop + 1])
         some["out"] = out_start[part]
+        some["end"] = out_start[at + 1 : part.stop + 1]
         some["missing"] = lacking[part]
         some["early"] = early[part]
         some["priority"] = graph.op_priority[part]
         some["route"] = np.where(graph.op_bytes[part] > 0.0, by_route[graph.op_route[part]], NONE)
         some["extra"] = NONE
-    ops["out"][n] = out_start[n]
-    need = np.diff(in_start).astype(_I) + 1
+    ops["need"] = np.diff(in_start) + 1
     extras = _Extras(ops)
     late = np.flatnonzero(graph.op_latency_s)
     extras.set("latency", late, graph.op_latency_s[late])
@@ -299,9 +297,7 @@ def _lay_out(graph: OpGraph) -> World:
     extras.set("stream", np.flatnonzero(streams_of != NONE), streams_of[streams_of != NONE])
     extras.set("mark", graph.group_mark, np.arange(groups))
 
-    specials, alternatives, chosen, items, gate_edges = _rules(
-        graph, ops, extras, edges, need, by_route
-    )
+    specials, alternatives, chosen, items, gate_edges = _rules(graph, ops, extras, edges, by_route)
 
     slots = _aligned(len(graph.slot_capacity), SLOT)
     slots["free"] = graph.slot_capacity
@@ -324,7 +320,7 @@ def _lay_out(graph: OpGraph) -> World:
     routes["cap"] = graph.route_cap_bytes_per_s / graph.route_weight
     routes["first"], routes["last"] = graph.route_start[:-1], graph.route_start[1:]
     routes["home"] = NONE
-    users = np.concatenate([ops["route"][:n], alternatives["route"]])
+    users = np.concatenate([ops["route"], alternatives["route"]])
     flows = _starts(np.bincount(users[users >= 0], minlength=n_routes))
     routes["flow"] = flows[:-1]
     pools = _aligned(n_links + n_routes, POOL)
@@ -343,7 +339,7 @@ def _lay_out(graph: OpGraph) -> World:
         )
         values = np.concatenate([table(float(cv), int(kind)) for cv, kind in kinds.T])
         streams["first"] = which.ravel() * TABLE
-    probes, watches, watched, stamps = _probes(graph, extras)
+    probes, watched, stamps = _probes(graph, extras)
     stamp_count = np.zeros(stamps, _L)
 
     state = np.zeros(1, STATE)
@@ -385,10 +381,8 @@ def _lay_out(graph: OpGraph) -> World:
         alternatives=alternatives,
         items=items,
         probes=probes,
-        watches=watches,
         into=into,
         into_first=in_start.astype(_I),
-        need=need,
         arrived=no_ids,
         queue=np.zeros(int(waiting[-1]), _I),
         active=np.zeros(len(paths), ACTIVE),
@@ -396,6 +390,7 @@ def _lay_out(graph: OpGraph) -> World:
         keys=np.zeros(len(paths) + n_routes),
         places=np.full(n_routes, NONE, _I),
         flying=np.zeros(int(flows[-1]), _I),
+        levels=np.zeros(int(flows[-1])),
         agenda=np.zeros(len(pools), _I),
         due=np.zeros(len(pools)),
         timer_time=np.zeros(n + 64),
@@ -553,7 +548,6 @@ def _rules(
     ops: NDArray[Any],
     extras: _Extras,
     edges: NDArray[Any],
-    need: NDArray[Any],
     by_route: NDArray[Any],
 ) -> tuple[NDArray[Any], ...]:
     """Specials, alternatives, the slots of alternatives, items of batches, edges of gates."""
@@ -577,7 +571,7 @@ def _rules(
             source = int(np.searchsorted(ops["out"], k, side="right")) - 1
             if sources is None or source in sources:
                 gates[k] = [op, kind, NONE]
-                need[op] -= 1
+                ops["need"][op] -= 1
                 ops["missing"][op] -= edges["tokens"][k] == 0
                 ops["early"][op] -= max(edges["tokens"][k] - 1, 0)
                 found.append(k)
@@ -668,7 +662,7 @@ def _drain(
     for k in ins:
         source = int(np.searchsorted(ops["out"], k, side="right")) - 1
         by_group[int(graph.op_group[source])] = k
-    for k in range(ops["out"][op], ops["out"][op + 1]):
+    for k in range(ops["out"][op], ops["end"][op]):
         target = int(edges["target"][k])
         group = int(graph.op_group[target])
         if group != NONE and group in by_group:
@@ -685,7 +679,7 @@ def _batch(
     incoming: Any,
 ) -> None:
     ins = incoming(rule.op, loop.TO_BATCH, rule.sources.tolist())
-    outs = list(range(ops["out"][rule.op], ops["out"][rule.op + 1]))
+    outs = list(range(ops["out"][rule.op], ops["end"][rule.op]))
     edge_from, edge_to = defaultdict(list), defaultdict(list)
     for k in ins:
         edge_from[int(np.searchsorted(ops["out"], k, side="right")) - 1].append(k)
@@ -707,10 +701,8 @@ def _batch(
         items.append((size, out, int(edges["tokens"][into]), 0, 0))
 
 
-def _probes(
-    graph: OpGraph, extras: _Extras
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int]:
-    """Probes, what each watched op does to them, the lists for that, and room for their stamps."""
+def _probes(graph: OpGraph, extras: _Extras) -> tuple[NDArray[Any], NDArray[Any], int]:
+    """Probes, the lists of those that each op opens or closes, and room for their stamps."""
     n_probes = len(graph.probe_open)
     probes = np.zeros(n_probes, PROBE)
     probes["counter"], probes["group"] = graph.probe_counter, graph.probe_group
@@ -731,15 +723,13 @@ def _probes(
     order = np.lexsort((np.repeat(np.arange(4), [len(x) for x in what]), watching))
     watched = np.concatenate(what)[order].astype(_I)
     seen = np.flatnonzero(np.bincount(watching, minlength=graph.n_ops))
-    extras.set("watch", seen, np.arange(len(seen)))
-    watches = np.zeros(len(seen), WATCH)
     at = _starts(np.bincount(np.searchsorted(seen, watching), minlength=len(seen)))
     edge = at[:-1].copy()
     for name, some in zip(("ready", "close", "rise", "open"), ops_of, strict=True):
-        watches[name] = edge
+        extras.set(name, seen, edge)
         edge = edge + np.bincount(np.searchsorted(seen, some), minlength=len(seen))
-    watches["end"] = at[1:]
-    return probes, watches, watched, int(stamps[-1])
+    extras.set("end", seen, at[1:])
+    return probes, watched, int(stamps[-1])
 
 
 class State(NamedTuple):
@@ -820,13 +810,19 @@ def _turns(world: World, taken: NDArray[Any]) -> NDArray[Any]:
 
 
 def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """The ops that are moving bytes, and how many they have left."""
-    ops = np.flatnonzero(column(world, "ops", "phase") == loop.MOVING)
-    route = column(world, "ops", "route")[ops]
-    routes = {
-        name: column(world, "routes", name)[route]
-        for name in ("home", "served", "joined", "weight")
-    }
+    """The ops that are moving bytes, in order, and how many they have left."""
+    names = ("home", "served", "joined", "weight", "lead", "level", "flow", "count")
+    every = {name: column(world, "routes", name) for name in names}
+    busy = np.flatnonzero(every["count"])
+    behind = every["count"][busy].astype(_L) - 1
+    first = every["flow"][busy] - _starts(behind)[:-1]
+    at = np.repeat(first, behind) + np.arange(behind.sum())
+    ops = np.concatenate([every["lead"][busy], np.array(world.flying, _I)[at]])
+    level = np.concatenate([every["level"][busy], np.array(world.levels, _F)[at]])
+    route = np.concatenate([busy, np.repeat(busy, behind)])
+    order = np.argsort(ops)
+    ops, level, route = ops[order], level[order], route[order]
+    routes = {name: values[route] for name, values in every.items()}
     now = float(column(world, "state", "now")[0])
     pools = {
         name: column(world, "pools", name)[routes["home"]] for name in ("service", "at", "rate")
@@ -835,14 +831,13 @@ def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
     since = np.where(
         np.array(world.places)[route] >= 0, (service - routes["joined"]) * routes["weight"], 0.0
     )
-    level = column(world, "ops", "level")[ops]
     return ops, level - routes["served"] - since
 
 
 def totals(graph: OpGraph, world: World) -> Totals:
     """What has been counted so far, with the part of what is under way that is done."""
     one = {name: column(world, "state", name)[0].item() for name in _COUNTED}
-    phase = column(world, "ops", "phase")[:-1]
+    phase = column(world, "ops", "phase")
     running = np.flatnonzero((phase == loop.WORKING) | (phase == loop.MOVING))
     slot_busy = column(world, "slots", "busy").copy()
     since = one["now"] - column(world, "ops", "since")[running]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -23,6 +24,8 @@ numba = pytest.importorskip("numba", reason="compiled simulation needs Numba")
 def no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(compiled.VARIABLE, raising=False)
     monkeypatch.setattr(compiled, "_spent_s", 0.0)
+    # as in a process that has not simulated anything yet
+    monkeypatch.setattr(compiled, "_load", functools.cache(compiled._load.__wrapped__))
 
 
 def chain(ops: int) -> OpGraph:

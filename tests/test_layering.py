@@ -21,7 +21,8 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("device", "cluster"),
     ("catalogue", "job"),
     ("graph",),
-    ("noise", "measures", "sharing"),
+    ("noise", "measures", "ahead"),
+    ("sharing",),
     ("costs", "buckets", "collectives"),
     ("architectures", "eventloop"),
     ("architectures._network", "architectures._workers", "world"),
@@ -44,7 +45,7 @@ ONLY: Mapping[str, frozenset[str]] = {
     # what measures a model knows of inputs, not of predictions
     "profiler": frozenset({"errors", "files", "profile", "provenance"}),
 }
-ENGINE = "measures sharing eventloop world compiledworld compiled critical steady engine"
+ENGINE = "measures ahead sharing eventloop world compiledworld compiled critical steady engine"
 BRANCHES = (frozenset({"architectures"}), frozenset(ENGINE.split()))
 """Architectures draw op graphs, the engine runs any: neither knows of the other."""
 FACADE_NAMES = frozenset({"__version__"})

@@ -1,9 +1,10 @@
-"""``python -m benchmarks.engine [--quick] [--json] [--check]``: the table, then the targets.
+"""``python -m benchmarks.engine [--quick] [--json] [--check]``: a table, growth, targets.
 
 Each measurement is a process of its own and counts CPU seconds; of several runs the best counts,
 for building, simulating and memory each. Compiled code is loaded before the clock starts. The
 ratio is the time of simulating over that of perfmodel, the peak that of the whole process. Of
-``predict`` the wall time counts, with what it caches there already.
+``predict`` the wall time counts, with what it caches there already. N is the number of workers, in
+``ps_layers`` of layers; the growth is the time of each op as N grows.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def rows(task: str, n: int, runs: Runs) -> list[dict[str, Any]]:
     ops, wrong, found = TASKS[task].ops(n), errors(task, n, runs), []
     own = runs["perfmodel"].simulate_s if "perfmodel" in runs else nan
     for tool, run in runs.items():
-        row = {"task": task, "workers": n, "ops": ops, "simulator": tool, **asdict(run)}
+        row = {"task": task, "n": n, "ops": ops, "simulator": tool, **asdict(run)}
         row["build_ops_per_s"] = ops / run.build_s if tool in GRAPHS else nan
         row["ops_per_s"] = ops / run.simulate_s
         found.append({**row, "error": wrong[tool], "ratio": run.simulate_s / own})
@@ -92,12 +93,22 @@ def line(row: dict[str, Any]) -> str:
         return f"{'-' if isnan(row[name]) else f'{row[name]:{form}}{unit}':>{width}}"
 
     return (
-        f"{row['task']:11} {row['workers']:4} {row['ops']:7}  {row['simulator']:15}"
+        f"{row['task']:11} {row['n']:4} {row['ops']:7}  {row['simulator']:15}"
         f" {figure('makespan_s', '.10f', ' s', 15)} {figure('error', '.0e', '', 6)}"
         f" {figure('build_s', '.3f', ' s', 8)} {figure('build_ops_per_s', ',.0f', '', 10)}"
         f" {figure('simulate_s', '.4f', ' s', 9)} {figure('ops_per_s', ',.0f', '', 10)}"
         f" {figure('ratio', '.2f', 'x', 8)} {figure('peak_mb', '.0f', ' MB', 7)}"
     )
+
+
+def growth(task: str, best: Best) -> str:
+    """Time for each op as a task grows, as text; empty where only one size was measured."""
+    found = [
+        f"{n:>6}: {runs['perfmodel'].simulate_s / TASKS[task].ops(n) * 1e9:4.0f} ns/op"
+        for (name, n), runs in best.items()
+        if name == task and "perfmodel" in runs
+    ]
+    return f"{task:11} {' '.join(found)}" if len(found) > 1 else ""
 
 
 def verdict(target: Target) -> str:
@@ -183,6 +194,11 @@ def main(
         best[PREDICT, 64] = bench.case(PREDICT, 64, ["perfmodel"])
         for run in best[PREDICT, 64].values():
             say(f"perfmodel {' '.join(COMMAND)}: {run.simulate_s:.2f} s, {run.peak_mb:.0f} MB")
+    grown = [text for name in ("ps_iter", "ps_layers") if (text := growth(name, best))]
+    if grown:
+        say("\ngrowth with N")
+    for text in grown:
+        say(text)
     far = bench.deviation() if RACKS in best and "simgrid" not in absent else nan
     verdicts = targets(best, far)
     say("\ntargets")

@@ -18,7 +18,7 @@ from time import process_time
 from typing import Any
 
 from benchmarks.engine.reference import ParameterServer, Ring, Shared
-from benchmarks.engine.tasks import BACKWARD, FORWARD, LAYERS, TASKS, compute_s, dag
+from benchmarks.engine.tasks import BACKWARD, FORWARD, LAYERS, TASKS, WORKERS, compute_s, dag
 from perfmodel.engine import makespan, prepare
 from tests import simgrid
 
@@ -71,7 +71,11 @@ def by_perfmodel(task: str, n: int, *, compiled: bool) -> Simulate:
 
 
 def by_reference(task: str, n: int) -> Simulate:
-    return Ring(n).run if task == "ring" else ParameterServer(task, n).run
+    if task == "ring":
+        return Ring(n).run
+    if task == "ps_layers":
+        return ParameterServer("ps_iter", WORKERS, n).run
+    return ParameterServer(task, n).run
 
 
 def by_simpy(task: str, n: int) -> Simulate:

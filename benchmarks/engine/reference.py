@@ -48,18 +48,21 @@ class ParameterServer:
     Every transfer shares the server's link with all others in its direction.
     """
 
-    def __init__(self, task: str, n: int) -> None:
+    def __init__(self, task: str, n: int, layers: int = LAYERS) -> None:
         self.now, self.events = 0.0, []
+        self.layers = layers
+        self.forward = [FORWARD[layer % LAYERS] for layer in range(layers)]
+        self.backward = self.forward[::-1]
         self.up, self.down = Shared(), Shared()
         self.iterates, self.burst = task == "ps_iter", task == "ps_burst"
-        self.ready = [0 if self.iterates else LAYERS] * n
+        self.ready = [0 if self.iterates else layers] * n
         self.sent, self.received, self.step = [0] * n, [0] * n, [0] * n
-        self.compute = compute_s(n).tolist() if self.iterates else []
+        self.compute = compute_s(n, layers).tolist() if self.iterates else []
         for worker in range(n):
             if self.iterates:
                 self.events.append((self.compute[worker][0], worker))
             else:
-                for size in BACKWARD if self.burst else BACKWARD[:1]:
+                for size in self.backward if self.burst else self.backward[:1]:
                     self.up.add(0.0, size, worker)
         heapq.heapify(self.events)
 
@@ -81,25 +84,25 @@ class ParameterServer:
 
     def _computed(self, worker: int) -> None:
         step = self.step[worker] = self.step[worker] + 1
-        if step < 2 * LAYERS:
+        if step < 2 * self.layers:
             heapq.heappush(self.events, (self.now + self.compute[worker][step], worker))
-        if step > LAYERS:
+        if step > self.layers:
             self.ready[worker] += 1
             if self.ready[worker] == self.sent[worker] + 1:
-                self.up.add(self.now, BACKWARD[self.sent[worker]], worker)
+                self.up.add(self.now, self.backward[self.sent[worker]], worker)
 
     def _pushed(self, worker: int) -> None:
         sent = self.sent[worker] = self.sent[worker] + 1
-        if sent == LAYERS:
+        if sent == self.layers:
             if self.iterates:
-                self.down.add(self.now, FORWARD[0], worker)
+                self.down.add(self.now, self.forward[0], worker)
         elif sent < self.ready[worker] and not self.burst:
-            self.up.add(self.now, BACKWARD[sent], worker)
+            self.up.add(self.now, self.backward[sent], worker)
 
     def _pulled(self, worker: int) -> None:
         received = self.received[worker] = self.received[worker] + 1
-        if received < LAYERS:
-            self.down.add(self.now, FORWARD[received], worker)
+        if received < self.layers:
+            self.down.add(self.now, self.forward[received], worker)
 
 
 class Ring:

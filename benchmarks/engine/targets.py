@@ -21,6 +21,7 @@ AGREED = {
     "ps_fifo": 1e-9,
     "ps_burst": 1e-9,
     "ps_iter": 1e-9,
+    "ps_layers": 1e-9,
     "racks": 1e-6,
     "ring": 1e-9,
     "ring-folded": 1e-3,

@@ -6,6 +6,7 @@ With one parameter server, whose link all workers share:
 - ``ps_burst``: every worker sends them all at time 0.
 - ``ps_iter``: every worker computes 62 forward and 62 backward steps of fixed, uneven length, sends
   each gradient as it is ready, in order, then receives all tensors one after another.
+- ``ps_layers``: the same with 64 workers and n tensors, those of ResNet-18 over and over.
 
 On other networks:
 
@@ -58,21 +59,24 @@ def tensors() -> list[int]:
 FORWARD = tensors()
 BACKWARD = FORWARD[::-1]
 LAYERS = len(FORWARD)
+WORKERS = 64
+"""Where the number of layers varies."""
 
 
-def uneven(n: int, salt: int) -> Floats:
-    """Fixed numbers in [0, 1) that look random, shape (n, LAYERS)."""
-    worker, layer = np.ogrid[:n, :LAYERS]
+def uneven(n: int, salt: int, layers: int = LAYERS) -> Floats:
+    """Fixed numbers in [0, 1) that look random, shape (n, layers)."""
+    worker, layer = np.ogrid[:n, :layers]
     h = (worker * 2654435761 + layer * 40503 + salt).astype(np.uint32)
     h = (h ^ (h >> 15)) * np.uint32(2246822519)
     parts: Floats = (h ^ (h >> 13)) / 2**32
     return parts
 
 
-def compute_s(n: int) -> Floats:
-    """Seconds of each worker's 62 forward, then 62 backward steps: 40 ms, 80 ms, within 20 %."""
+def compute_s(n: int, layers: int = LAYERS) -> Floats:
+    """Seconds of each worker's forward, then backward steps: 40 ms, 80 ms, within 20 %."""
     phases = [
-        total / LAYERS * (0.8 + 0.4 * uneven(n, salt)) for total, salt in ((0.040, 0), (0.080, 97))
+        total / layers * (0.8 + 0.4 * uneven(n, salt, layers))
+        for total, salt in ((0.040, 0), (0.080, 97))
     ]
     return np.concatenate(phases, axis=1)
 
@@ -84,22 +88,23 @@ def delay_s(n: int) -> Floats:
     return delays
 
 
-def parameter_server(task: str, n: int) -> OpGraph:
+def parameter_server(task: str, n: int, layers: int = LAYERS) -> OpGraph:
+    sizes = np.resize(FORWARD, layers)
     b = GraphBuilder()
     device, line = b.slots("device", (n,)), b.slots("line", (n, 2))
     nic = b.links("nic", np.full((n, 2), BYTES_PER_S))
     server = b.links("server", np.full(2, BYTES_PER_S))
     path = np.stack([nic, np.broadcast_to(server, (n, 2))], -1)
     queue = line[:, :1] if task != "ps_burst" else NONE
-    push = b.ops("push", (n, LAYERS), bytes=BACKWARD, path=path[:, :1], slot=queue)
+    push = b.ops("push", (n, layers), bytes=sizes[::-1], path=path[:, :1], slot=queue)
     if task != "ps_burst":
         b.chain(push)
     if task != "ps_iter":
         return b.build(device=device, mark=push[:, -1])
-    compute = b.ops("c", (n, 2 * LAYERS), seconds=compute_s(n), slot=device[:, None])
-    pull = b.ops("pull", (n, LAYERS), bytes=FORWARD, path=path[:, 1:], slot=line[:, 1:])
+    compute = b.ops("c", (n, 2 * layers), seconds=compute_s(n, layers), slot=device[:, None])
+    pull = b.ops("pull", (n, layers), bytes=sizes, path=path[:, 1:], slot=line[:, 1:])
     b.chain(compute)
-    b.edge(compute[:, LAYERS:], push)
+    b.edge(compute[:, layers:], push)
     b.edge(push[:, -1], pull[:, 0])
     b.chain(pull)
     return b.build(device=device, mark=pull[:, -1])
@@ -187,6 +192,8 @@ def ring_s(n: int) -> float:
 class Task:
     """``ops`` and ``known_s`` (NaN: unknown) are for n workers; ``sizes`` are the n measured.
 
+    In ``ps_layers`` n is the number of layers.
+
     ``largest`` is, by tool, the largest n it is measured at; a tool that is not there cannot.
     """
 
@@ -220,6 +227,12 @@ TASKS = {
         (8, 64, 512, 4096),
         _PS,
         lambda n: KNOWN_ITER_S.get(n, nan),
+    ),
+    "ps_layers": Task(
+        lambda n: parameter_server("ps_iter", WORKERS, n),
+        lambda n: 4 * n * WORKERS,
+        (62, 124, 248, 496),
+        {"reference": 496, "perfmodel": 496},
     ),
     "racks": Task(
         racks,
