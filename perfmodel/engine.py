@@ -42,6 +42,9 @@ each of these has been active as often as it is in the long run."""
 LONGEST_SPAN = 4096
 """Rounds of a span; rarer events are taken as they come."""
 
+DRIFT, NEARLY_FULL = 16, 0.8
+"""Rounds of a run per round that workers may run ahead, if a link is in use for such a part."""
+
 LEAST_WARMUP = 8
 """Rounds that are dropped in any case."""
 
@@ -190,13 +193,14 @@ def _from_one_start(
 ) -> Measures:
     with Run(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_FEW) as run:
         begin, clocks = _warm_up(run, progress)
+        drift = begin.rounds + _drift_rounds(graph, run.totals() - begin)
         series = Series()
         for before, after in pairwise(clocks):
             series.add(after[0] - before[0], after[1] - before[1])
         done, clock = run.rounds, clocks[-1]
         while True:
             ci = series.ci_fraction()
-            if ci <= rel_ci:
+            if ci <= rel_ci and done >= drift:
                 break
             if done >= MOST_ROUNDS:
                 ci = series.last_ci_fraction()
@@ -257,7 +261,8 @@ def _runs(
         expected = FEWEST_RUNS * (PILOT_ROUNDS + rounds)
         with Run(graph, run_seed, expected, compiled, depth=_FEW) as run:
             begin, _ = _warm_up(run, None)
-            run.advance(max(run.rounds, begin.rounds + rounds))
+            needed = max(rounds, _drift_rounds(graph, run.totals() - begin))
+            run.advance(max(run.rounds, begin.rounds + needed))
             found.append(run.totals() - begin)
         if len(found) >= FEWEST_RUNS:
             ci = ci_fraction([one.iterations_per_s(graph) for one in found])
@@ -267,6 +272,19 @@ def _runs(
         if graph.noisy and 2 * len(found) == MOST_RUNS and ci > 2.0 * rel_ci:
             break
     return found, ci
+
+
+def _drift_rounds(graph: OpGraph, settled: Totals) -> int:
+    """Rounds that a run needs for a link that is nearly full to make itself felt.
+
+    Where workers may run ahead by a long lag, what they send piles up slowly until they have to
+    wait; that many rounds ahead, of the rounds of a run, is how far its pace may be off.
+    """
+    lag = int(graph.edge_lag.max(initial=0))
+    if lag <= PILOT_ROUNDS:
+        return 0
+    busiest = float(measures(graph, settled).link_utilisation.max(initial=0.0))
+    return DRIFT * lag if busiest > NEARLY_FULL else 0
 
 
 Clock = tuple[float, float]

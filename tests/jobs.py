@@ -33,7 +33,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"sync": "ssp", "staleness_bound": 2, "duplex": True, "pull": "request"},
         {"local_aggregation": True, "servers": 2},
         {"local_aggregation": True, "overlap": False},
-        # local_aggregation with duplex cannot be built where workers share a node
+        {"local_aggregation": True, "duplex": True},
         {"backup_workers": 1},
         {"backup_workers": 1, "overlap": False, "servers": 2},
         {"sync": "asp", "softsync": 2},

@@ -218,3 +218,12 @@ def test_merging_has_no_effect_where_nobody_sends() -> None:
 def test_a_value_it_does_not_allow(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InputError, match=text):
         job(WORK, cluster(), 2, "gosgd", options)
+
+
+@pytest.mark.parametrize("start", ["together", "staggered"])
+def test_a_link_that_is_just_too_slow_sets_the_pace_in_the_end(start: str) -> None:
+    """Steps of 3.5 s, and p M / B = 3.715 s: what is sent piles up for hundreds of steps before a
+    worker has to wait, yet in the long run no step can be shorter than its messages."""
+    work = workload([0.5, 1.0], [1.0, 1.0], [100.0, 100.0])
+    result = predict(job(work, cluster(20.0 / 3.715), 2, "gosgd", start=start))
+    assert result.iteration_s == pytest.approx(3.78, rel=0.03)

@@ -67,9 +67,8 @@ def takes_the_time_of_its_device(
 
 
 def without_a_server(arch: str, options: dict[str, Any]) -> bool:
-    """All but one: of peers, a single one takes the time to encode what it sends to nobody."""
-    encodes_for_nobody = arch == "p2p" and "encode_per_byte_s" in options
-    return arch not in SERVERS and not encodes_for_nobody
+    """Whether one worker has nobody to talk to."""
+    return arch not in SERVERS
 
 
 @variants(without_a_server)

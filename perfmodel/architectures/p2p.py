@@ -58,7 +58,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
     messages = messages_of(job)
-    ready = _gradients(b, options, workers, messages)
+    ready = _gradients(b, job, workers, messages)
     apply = _apply(b, job, workers, messages)
     b.edge(workers.backward, apply)
     b.edge(ready, apply[:, messages.layer])
@@ -86,10 +86,11 @@ def _parts(job: Job) -> int:
     return job.workers if job.options.exchange == "sharded" else 1
 
 
-def _gradients(b: GraphBuilder, options: Options, workers: Workers, messages: Messages) -> Ids:
+def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> Ids:
     """Ops after which each message may be sent, (workers, messages)."""
-    made = options.encoded(b, workers, messages.dense)
-    if options.overlap:
+    alone = job.workers == 1  # with nobody to send anything to
+    made = workers.backward if alone else job.options.encoded(b, workers, messages.dense)
+    if job.options.overlap:
         return made[:, messages.layer]
     return np.broadcast_to(made[:, :1], (len(made), len(messages.layer)))
 

@@ -186,8 +186,11 @@ class _Builder:
         arrived = self._parameters(pull)
         self._steps(push, arrived)
         fresh = self._replies(update, pull)
-        first = workers.forward[:, :1] if options.duplex else pull
-        b.stagger(first, stagger_s(self.job)[self.pushers.worker][:, None] + np.zeros(first.shape))
+        if options.duplex:
+            b.stagger(workers.forward[:, 0], stagger_s(self.job))
+        else:
+            within_s = stagger_s(self.job)[self.pushers.worker]
+            b.stagger(pull, np.broadcast_to(within_s[:, None], pull.shape))
         self._probes(push, update, pull, fresh)
         return b.build(device=workers.device, mark=workers.backward[:, 0])
 
