@@ -22,9 +22,11 @@ from perfmodel.critical import (
 )
 from perfmodel.errors import DeadlockError, InputError, PerfmodelError
 from perfmodel.graph import NONE, Activity, Every, OpGraph
+from perfmodel.layout import give_back, make_world
 from perfmodel.measures import Measures, Span, Totals, measures
+from perfmodel.snapshot import forget_gap, totals
 from perfmodel.steady import Recurrence, Series, ci_fraction, warmup_rounds, warmups
-from perfmodel.world import as_arrays, column, forget_gap, give_back, grown, make_world, totals
+from perfmodel.world import as_arrays, column, grown
 
 MOST_PERIODIC_ROUNDS = 255
 """Rounds after which a deterministic run that has found no period is averaged as a random one."""

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.measures import Totals
-from perfmodel.world import State, World, column, state
+from perfmodel.snapshot import State, state
+from perfmodel.world import World, column
 
 SAME = 1e-9
 """How far times, or bytes, of two states may differ by rounding, relative to the largest."""

@@ -26,6 +26,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("costs", "buckets", "collectives"),
     ("architectures", "eventloop"),
     ("architectures._network", "architectures._workers", "world"),
+    ("layout", "snapshot"),
     ("architectures._collectives", "architectures._gossip", "architectures._messages"),
     ("compiledworld", "critical", "steady"),
     ("compiled",),
