@@ -106,9 +106,9 @@ ARGUMENTS = {
     f"{JOB} --jitter nan": "jitter: expected a finite number, got nan",
     f"{JOB} --jitter abc":
         "jitter: cannot read 'abc'; expected a coefficient of variation such as 0.1, "
-        "lognormal:0.1 or gamma:0.1",
+        "lognormal:0.1 or gamma:0.1, or measured",
     f"{JOB} --jitter weibull:0.1":
-        "unknown jitter distribution 'weibull' (known: gamma, lognormal)",
+        "unknown jitter distribution 'weibull' (known: gamma, lognormal, measured)",
     f"{JOB} --straggler 9:2": "straggler 9: there are 8 workers, numbered 0 to 7",
     f"{JOB} --straggler x": "straggler: cannot read 'x'; expected WORKER:FACTOR such as 0:1.5",
     f"{JOB} --straggler 1:0": "straggler factor: must be more than 0, got 0",
@@ -153,7 +153,7 @@ TIMING_KEYS = (
 )
 CLUSTER_KEYS = (
     "schema, name, title, nic, nodes, devices_per_node, intra_node, core_oversubscription, "
-    "cpu_cores, server, overrides, source"
+    "cpu_cores, worker_threads, server, overrides, source"
 )
 JOB_KEYS = (
     "schema, model, workload, device, precision, batch_size, cluster, bandwidth_bytes_per_s, "
@@ -246,7 +246,7 @@ FILES = {
     "override_twice.toml": "overrides: node 1 is given twice",
     # jobs
     "job_key_unknown.toml": f"unknown key 'worker'; did you mean 'workers'? (allowed: {JOB_KEYS})",
-    "job_jitter.toml": "unknown jitter distribution 'weibull' (known: gamma, lognormal)",
+    "job_jitter.toml": "unknown jitter distribution 'weibull' (known: gamma, lognormal, measured)",
     "job_straggler.toml": "stragglers[0]: straggler factor: must be more than 0, got 0",
     "job_straggler_extra.toml":
         "stragglers[0]: unknown key 'extra' (allowed: worker, factor)",

@@ -134,6 +134,7 @@ PREDICTION: dict[str, Any] = {
                 "intra_node": NOTHING,
                 "core_oversubscription": NUMBER + NOTHING,
                 "cpu_cores": WHOLE + NOTHING,
+                "worker_threads": WHOLE + NOTHING,
                 "server": {
                     "placement": TEXT,
                     "update_per_tensor_s": NUMBER,
@@ -146,7 +147,7 @@ PREDICTION: dict[str, Any] = {
             "workers": WHOLE,
             "architecture": TEXT,
             "options": {"*": (str, int, float, bool, type(None))},
-            "jitter": {"cv": NUMBER, "kind": TEXT},
+            "jitter": {"cv": NUMBER, "kind": TEXT, "scope": TEXT},
             "stragglers": [{"worker": WHOLE, "factor": NUMBER}],
             "start": TEXT,
         },
