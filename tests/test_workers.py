@@ -71,8 +71,7 @@ def test_factors_of_ops_average_out_within_an_iteration() -> None:
 
 def test_the_measured_spread_is_that_of_the_workload() -> None:
     made = make_job(model="resnet18", device="cpu-epyc-2core", workers=2, arch="ring")
-    if made.workload.step_cv == 0.0:
-        pytest.skip("the profile has no spread")
+    assert made.workload.step_cv > 0.0
     measured = make_job(
         model="resnet18", device="cpu-epyc-2core", workers=2, arch="ring", jitter="measured"
     )
