@@ -195,7 +195,11 @@ def _from_one_start(
 ) -> Measures:
     with Run(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_FEW) as run:
         begin, clocks = _warm_up(run, progress)
-        drift = begin.rounds + _drift_rounds(graph, run.totals() - begin)
+        drift = _drift_rounds(graph, run.totals() - begin)
+        if drift > 0:
+            run.advance(run.rounds + drift // DRIFT)
+            begin, clocks = run.totals(), [run.clock()]
+        drift += begin.rounds
         series = Series()
         for before, after in pairwise(clocks):
             series.add(after[0] - before[0], after[1] - before[1])
@@ -263,8 +267,11 @@ def _runs(
         expected = FEWEST_RUNS * (PILOT_ROUNDS + rounds)
         with Run(graph, run_seed, expected, compiled, depth=_FEW) as run:
             begin, _ = _warm_up(run, None)
-            needed = max(rounds, _drift_rounds(graph, run.totals() - begin))
-            run.advance(max(run.rounds, begin.rounds + needed))
+            drift = _drift_rounds(graph, run.totals() - begin)
+            if drift > 0:
+                run.advance(run.rounds + drift // DRIFT)
+                begin = run.totals()
+            run.advance(max(run.rounds, begin.rounds + max(rounds, drift)))
             found.append(run.totals() - begin)
         if len(found) >= FEWEST_RUNS:
             ci = ci_fraction([one.iterations_per_s(graph) for one in found])
@@ -283,9 +290,10 @@ def _drift_rounds(graph: OpGraph, settled: Totals) -> int:
     wait; that many rounds ahead, of the rounds of a run, is how far its pace may be off.
     """
     lag = int(graph.edge_lag.max(initial=0))
-    if lag <= PILOT_ROUNDS:
+    if lag <= LEAST_WARMUP or not settled.time > 0.0:
         return 0
-    busiest = float(measures(graph, settled).link_utilisation.max(initial=0.0))
+    load = graph.bytes_by_link() / graph.link_capacity_bytes_per_s
+    busiest = float(load.max(initial=0.0)) * settled.rounds / settled.time
     return DRIFT * lag if busiest > NEARLY_FULL else 0
 
 
@@ -295,11 +303,9 @@ Clock = tuple[float, float]
 def _warm_up(run: Run, progress: Progress | None) -> tuple[Totals, list[Clock]]:
     """Run until the warm-up can be told; the totals at its end, and the clock at each span since.
 
-    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds), from the
-    longest lag on, for which workers may run ahead freely.
+    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds).
     """
-    free = max(LEAST_WARMUP, int(run.graph.edge_lag.max(initial=0)))
-    least = 1 << (-(-free // run.span) - 1).bit_length()
+    least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least)
     most = max(MOST_PILOT_ROUNDS // run.span, 2 * spans)
     marks = {0: run.totals()}

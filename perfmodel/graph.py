@@ -311,13 +311,27 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         return math.inf if route == NONE else float(self.route_cap_bytes_per_s[route])
 
     def bytes_by_link(self) -> Floats:
-        """Bytes over each link in one iteration of every op, shape (links,)."""
-        used = self.op_route != NONE
+        """Bytes over each link in one iteration of every op, shape (links,).
+
+        Of ops that are active in some iterations, or choose a route, the mean.
+        """
+        moved = self.op_bytes.copy()
         routes = np.zeros(len(self.route_weight))
-        np.add.at(routes, self.op_route[used], self.op_bytes[used])
+        for rule in self.rules:
+            if isinstance(rule, Activity):
+                moved[rule.ops] *= rule.probability / (rule.every * max(rule.among, 1))
+        for rule in self.rules:
+            if isinstance(rule, Choice) and rule.routes is not None:
+                taken = rule.routes != NONE
+                each = (moved[rule.ops] / rule.routes.shape[1])[:, None] * taken
+                np.add.at(routes, rule.routes[taken], each[taken])
+                moved[rule.ops] = 0.0
+        used = self.op_route != NONE
+        np.add.at(routes, self.op_route[used], moved[used])
         total = np.zeros(len(self.link_capacity_bytes_per_s))
-        moved = np.repeat(routes, np.diff(self.route_start)) * self.route_units
-        np.add.at(total, self.route_links, moved)
+        np.add.at(
+            total, self.route_links, np.repeat(routes, np.diff(self.route_start)) * self.route_units
+        )
         return total
 
 

@@ -70,6 +70,8 @@ def state(world: World) -> State:
 
 def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
     """Where each op that is not active in every iteration is in its cycle of iterations."""
+    if len(world.specials) == 0:
+        return np.zeros(0, _L)
     extra = column(world, "ops", "extra")
     having = np.flatnonzero(extra != NONE)
     special = column(world, "extras", "special")[extra[having]]
