@@ -311,3 +311,11 @@ def test_an_interrupted_graph_can_be_simulated_again(graph: OpGraph, compiled: b
     assert after.rounds == before.rounds
     assert after.elapsed_s == before.elapsed_s
     assert after.iterations_per_s.tolist() == before.iterations_per_s.tolist()
+
+
+def test_rates_that_differ_by_rounding_have_no_warm_up() -> None:
+    """All is dropped that has to be, and no more, whatever the last bits say."""
+    rounding = np.random.default_rng(0).uniform(-1e-14, 1e-14, 24)
+    assert warmup_rounds((3.0 + rounding).tolist(), 8) == 8
+    settling = np.concatenate([np.full(16, 2.0), np.full(32, 3.0)])
+    assert warmup_rounds(settling.tolist(), 8) == 16
