@@ -70,6 +70,16 @@ ARGUMENTS = {
     f"{JOB} --option sync=bsp --sync asp": "--sync and --option sync: give one of them",
     f"{JOB} --sync foo":
         f"option sync of ps: expected one of {choices_of('ps', 'sync')}, got 'foo'",
+    f"{JOB} --option transmission=prority":
+        f"option transmission of ps: expected one of {choices_of('ps', 'transmission')}, "
+        "got 'prority'; did you mean 'priority'?",
+    f"{JOB} --sync ssp --staleness-bound -1": "staleness_bound: must be at least 0, got -1",
+    f"{JOB} --sync ssp --staleness-bound two":
+        "option staleness_bound of ps: expected a number, got 'two'",
+    f"{JOB} --arch asp --sync bsp": "option sync=bsp: architecture 'asp' stands for sync=asp",
+    f"{JOB} --jitter measured:layer":
+        "jitter: cannot read 'measured:layer'; expected a coefficient of variation such as 0.1, "
+        "lognormal:0.1 or gamma:0.1, or measured",
     f"{JOB} --option overlap=maybe": "option overlap of ps: expected true or false, got 'maybe'",
     f"{JOB} --option servers=two": "option servers of ps: expected a whole number, got 'two'",
     f"{JOB} --option servers=2.5": "option servers of ps: expected a whole number, got '2.5'",

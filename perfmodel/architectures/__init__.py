@@ -132,7 +132,7 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Any:
             raise InputError(text) from None
         raise InputError(
             f"option {name} of {architecture.name}: expected {_expected(fields[name].type)}, "
-            f"got {values[name]!r}"
+            f"got {values[name]!r}{_suggested(fields[name].type, values[name])}"
         ) from None
 
 
@@ -143,6 +143,15 @@ def _expected(kind: Any) -> str:
         return f"one of {', '.join(map(str, info.values))}"
     words = {bool: "true or false", int: "a whole number", float: "a number"}
     return words.get(kind, str(kind))
+
+
+def _suggested(kind: Any, value: Any) -> str:
+    """The allowed word most like ``value``, for an error message."""
+    info = msgspec.inspect.type_info(kind)
+    if not isinstance(info, msgspec.inspect.LiteralType):
+        return ""
+    hint = nearest(str(value), map(str, info.values))
+    return f"; did you mean {hint!r}?" if hint else ""
 
 
 def _is_number(text: str) -> bool:
