@@ -158,37 +158,6 @@ def tree_allreduce_s(
     return there_and_back + _up(ranks) * size_bytes * reduce_per_byte_s
 
 
-def recursive_doubling_allreduce_s(
-    ranks: int,
-    size_bytes: float,
-    *,
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    reduce_per_byte_s: float = 0.0,
-) -> float:
-    r"""Seconds of an all-reduce in which pairs exchange all they have, for small messages.
-
-    .. math:: k (\alpha + n \beta) + j n \gamma
-
-    with j = k = lg p for powers of two. Otherwise the ranks beyond the next lower power of two give
-    all they have to a neighbour before and get the sum back afterwards: k = floor(lg p) + 2 and
-    j = floor(lg p) + 1.
-
-    References
-    ----------
-    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
-
-    >>> recursive_doubling_allreduce_s(8, 100.0, bandwidth_bytes_per_s=50.0)
-    6.0
-    >>> recursive_doubling_allreduce_s(9, 100.0, bandwidth_bytes_per_s=50.0)
-    10.0
-    """
-    exchanges, over = _down(ranks), _over(ranks)
-    return (exchanges + 2 * over) * (latency_s + size_bytes / bandwidth_bytes_per_s) + (
-        exchanges + over
-    ) * size_bytes * reduce_per_byte_s
-
-
 def rabenseifner_allreduce_s(
     ranks: int,
     size_bytes: float,

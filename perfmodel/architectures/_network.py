@@ -78,14 +78,6 @@ class Network:
         where = np.asarray(nodes[:1] if self._fold else nodes)
         return float(self._latency[where].max()) if len(nodes) > 1 else self._inside_latency
 
-    def all_of(self, nodes: Sequence[int]) -> Ids:
-        """Every link a collective among ``nodes`` keeps busy: out of, into and inside each."""
-        where = np.asarray(nodes[:1] if self._fold else nodes)
-        inside: Ids = self._inside[where]
-        if len(nodes) == 1:
-            return inside
-        return np.concatenate([self.out[where], self.into[where], self._core, inside])
-
 
 def homes_of(job: Job, servers: int) -> Ids:
     """The node of each server of a job, (servers,).
