@@ -4,14 +4,16 @@ All times are of the alpha-beta-gamma model (Hockney, Parallel Computing 20(3), 
 10.1016/S0167-8191(06)80021-9): a message of *n* bytes takes alpha + beta n, and adding it to what
 is there takes gamma n. Here alpha is ``latency_s``, beta is 1 / ``bandwidth_bytes_per_s``, and
 gamma is ``reduce_per_byte_s``. Each of the *p* ranks has a link of its own that carries the full
-bandwidth both ways at once. One rank alone takes no time. Sizes, latencies, bandwidths and gamma
-may be numbers, arrays or symbols; numbers of ranks are whole numbers.
+bandwidth both ways at once. One rank alone takes no time. All arguments may be numbers, arrays or
+symbols; numbers of ranks are whole numbers.
 """
 
 from __future__ import annotations
 
+from perfmodel.algebra import Quantity, ceil_log2, floor_log2, where
 
-def ring_allreduce_bytes(ranks: int, size_bytes: float) -> float:
+
+def ring_allreduce_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
     r"""Bytes each rank sends, and receives, in a ring all-reduce.
 
     .. math:: 2 \frac{p-1}{p} n
@@ -27,7 +29,7 @@ def ring_allreduce_bytes(ranks: int, size_bytes: float) -> float:
     return 2.0 * (ranks - 1) / ranks * size_bytes
 
 
-def ring_allreduce_steps(ranks: int) -> int:
+def ring_allreduce_steps(ranks: Quantity) -> Quantity:
     """Latency steps of a ring all-reduce: p-1 of reduce-scatter and p-1 of all-gather.
 
     >>> ring_allreduce_steps(8)
@@ -36,7 +38,7 @@ def ring_allreduce_steps(ranks: int) -> int:
     return 2 * (ranks - 1)
 
 
-def half_ring_bytes(ranks: int, size_bytes: float) -> float:
+def half_ring_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
     r"""Bytes each rank sends, and receives, in a ring reduce-scatter, or all-gather, of n bytes.
 
     .. math:: \frac{p-1}{p} n
@@ -48,13 +50,13 @@ def half_ring_bytes(ranks: int, size_bytes: float) -> float:
 
 
 def ring_allreduce_s(
-    ranks: int,
-    size_bytes: float,
+    ranks: Quantity,
+    size_bytes: Quantity,
     *,
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    reduce_per_byte_s: float = 0.0,
-) -> float:
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
     r"""Seconds of a ring all-reduce, exact for any number of ranks.
 
     .. math:: 2 (p-1) \alpha + 2 \frac{p-1}{p} n \beta + \frac{p-1}{p} n \gamma
@@ -76,13 +78,13 @@ def ring_allreduce_s(
 
 
 def reduce_scatter_s(
-    ranks: int,
-    size_bytes: float,
+    ranks: Quantity,
+    size_bytes: Quantity,
     *,
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    reduce_per_byte_s: float = 0.0,
-) -> float:
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
     r"""Seconds of a ring reduce-scatter of n bytes: each rank ends with the sum of n/p of them.
 
     .. math:: (p-1) \alpha + \frac{p-1}{p} n (\beta + \gamma)
@@ -99,8 +101,12 @@ def reduce_scatter_s(
 
 
 def all_gather_s(
-    ranks: int, size_bytes: float, *, bandwidth_bytes_per_s: float, latency_s: float = 0.0
-) -> float:
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+) -> Quantity:
     r"""Seconds of a ring all-gather of n bytes, of which each rank begins with n/p.
 
     .. math:: (p-1) \alpha + \frac{p-1}{p} n \beta
@@ -117,8 +123,12 @@ def all_gather_s(
 
 
 def broadcast_s(
-    ranks: int, size_bytes: float, *, bandwidth_bytes_per_s: float, latency_s: float = 0.0
-) -> float:
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+) -> Quantity:
     r"""Seconds of a broadcast along a binomial tree, all bytes at once.
 
     .. math:: \lceil \lg p \rceil (\alpha + n \beta)
@@ -130,17 +140,17 @@ def broadcast_s(
     >>> broadcast_s(5, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
     7.5
     """
-    return _up(ranks) * (latency_s + size_bytes / bandwidth_bytes_per_s)
+    return ceil_log2(ranks) * (latency_s + size_bytes / bandwidth_bytes_per_s)
 
 
 def tree_allreduce_s(
-    ranks: int,
-    size_bytes: float,
+    ranks: Quantity,
+    size_bytes: Quantity,
     *,
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    reduce_per_byte_s: float = 0.0,
-) -> float:
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
     r"""Seconds of a reduction along a binomial tree and a broadcast back, all bytes at once.
 
     .. math:: 2 \lceil \lg p \rceil (\alpha + n \beta) + \lceil \lg p \rceil n \gamma
@@ -155,17 +165,17 @@ def tree_allreduce_s(
     there_and_back = 2 * broadcast_s(
         ranks, size_bytes, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s
     )
-    return there_and_back + _up(ranks) * size_bytes * reduce_per_byte_s
+    return there_and_back + ceil_log2(ranks) * size_bytes * reduce_per_byte_s
 
 
 def rabenseifner_allreduce_s(
-    ranks: int,
-    size_bytes: float,
+    ranks: Quantity,
+    size_bytes: Quantity,
     *,
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    reduce_per_byte_s: float = 0.0,
-) -> float:
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
     r"""Seconds of a reduce-scatter by recursive halving and an all-gather by recursive doubling.
 
     .. math:: 2 \lg q\, \alpha + 2 \frac{q-1}{q} n \beta + \frac{q-1}{q} n \gamma
@@ -184,23 +194,23 @@ def rabenseifner_allreduce_s(
     >>> rabenseifner_allreduce_s(6, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
     10.0
     """
-    power, over = 1 << _down(ranks), _over(ranks)
+    power, over = 2 ** floor_log2(ranks), _over(ranks)
     share = half_ring_bytes(power, size_bytes)
     return (
-        2 * (_down(ranks) + over) * latency_s
+        2 * (floor_log2(ranks) + over) * latency_s
         + 2 * (share + over * size_bytes) / bandwidth_bytes_per_s
         + (share + over * size_bytes) * reduce_per_byte_s
     )
 
 
 def double_tree_allreduce_s(
-    ranks: int,
-    size_bytes: float,
+    ranks: Quantity,
+    size_bytes: Quantity,
     *,
     chunks: int,
-    bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-) -> float:
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+) -> Quantity:
     r"""Most seconds of an all-reduce along two binary trees with k ``chunks`` for each half.
 
     .. math:: (4 k + 4 \lceil \lg p \rceil) \left( \alpha + \frac{n}{2 k} \beta \right)
@@ -217,21 +227,21 @@ def double_tree_allreduce_s(
     >>> double_tree_allreduce_s(8, 100.0, chunks=4, bandwidth_bytes_per_s=50.0)
     7.0
     """
-    rounds = 4 * (chunks + _up(ranks)) if ranks > 1 else 0
+    rounds = where(ranks > 1, 4 * (chunks + ceil_log2(ranks)), 0)
     return rounds * (latency_s + size_bytes / (2 * chunks) / bandwidth_bytes_per_s)
 
 
 def hierarchical_allreduce_s(
-    nodes: int,
-    devices_per_node: int,
-    size_bytes: float,
+    nodes: Quantity,
+    devices_per_node: Quantity,
+    size_bytes: Quantity,
     *,
-    bandwidth_bytes_per_s: float,
-    intra_bandwidth_bytes_per_s: float,
-    latency_s: float = 0.0,
-    intra_latency_s: float = 0.0,
-    reduce_per_byte_s: float = 0.0,
-) -> float:
+    bandwidth_bytes_per_s: Quantity,
+    intra_bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    intra_latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
     r"""Seconds of a reduction inside each node, a ring among m nodes, and a broadcast inside.
 
     .. math:: 2 (\lceil \lg g \rceil \alpha_i + (g-1) n \beta_i)
@@ -248,7 +258,7 @@ def hierarchical_allreduce_s(
     ...                          intra_bandwidth_bytes_per_s=300.0)
     4.0
     """
-    levels = _up(devices_per_node)
+    levels = ceil_log2(devices_per_node)
     inside = levels * intra_latency_s + (
         (devices_per_node - 1) * size_bytes / intra_bandwidth_bytes_per_s
     )
@@ -262,16 +272,6 @@ def hierarchical_allreduce_s(
     return 2 * inside + levels * size_bytes * reduce_per_byte_s + between
 
 
-def _down(ranks: int) -> int:
-    """Floor of the binary logarithm."""
-    return ranks.bit_length() - 1
-
-
-def _up(ranks: int) -> int:
-    """Ceiling of the binary logarithm."""
-    return (ranks - 1).bit_length()
-
-
-def _over(ranks: int) -> int:
+def _over(ranks: Quantity) -> Quantity:
     """1 unless the number of ranks is a power of two, then 0."""
-    return int(ranks != 1 << _down(ranks))
+    return ceil_log2(ranks) - floor_log2(ranks)

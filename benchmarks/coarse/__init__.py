@@ -1,0 +1,1 @@
+"""The coarse model against the simulation, on a fixed grid of jobs."""

@@ -1,0 +1,499 @@
+"""What a coarse model is made of: the quantities it is written in, and the phases it consists of.
+
+A coarse model is one function of an architecture, from a :class:`Job` and :class:`Quantities` to
+:class:`Phases`. The job says how training goes (options, which layers travel together); all numbers
+come from the quantities, of which each may be a float, an array that broadcasts with the others,
+or a SymPy symbol (see :mod:`perfmodel.algebra`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfmodel.algebra import Quantity, ceiling, is_symbol, maximum
+from perfmodel.job import Job
+from perfmodel.overlap import blend
+from perfmodel.workload import Workload, expanded
+
+Send = Callable[[list[Quantity]], Quantity]
+"""From when each message is ready to when the last of them has been sent."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one layer keeps at one place: the number of the place, bytes, and tensors."""
+
+    place: int
+    bytes: float
+    tensors: float
+
+
+class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """Layers with parameters in forward order; what the others compute counts for the one before.
+
+    All of length layers: ``forward_s``, ``backward_s``, ``parts`` of the gradients, and ``index``,
+    the number of the layer in the workload. ``first_s`` is forward computation before the first of
+    them, ``last_s`` backward computation after it.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    parts: tuple[tuple[Part, ...], ...]
+    index: tuple[int, ...]
+    first_s: float
+    last_s: float
+
+    @classmethod
+    def of(cls, workload: Workload) -> Layers:
+        """The layers of a workload, each in one part."""
+        rows: list[tuple[float, float, tuple[Part, ...], int]] = []
+        first = last = 0.0
+        for index, layer in enumerate(expanded(workload).layers):
+            forward, backward = layer.forward_s, layer.backward_s
+            if layer.tensor_bytes:
+                part = Part(0, sum(layer.tensor_bytes), float(len(layer.tensor_bytes)))
+                rows.append((forward, backward, (part,), index))
+            elif rows:
+                f, b, parts, i = rows[-1]
+                rows[-1] = (f + forward, b + backward, parts, i)
+            else:
+                first, last = first + forward, last + backward
+        forwards, backwards, every, numbers = zip(*rows, strict=True)
+        return cls(forwards, backwards, every, numbers, first, last)
+
+    def placed(self, parts: Mapping[int, Sequence[Part]]) -> Layers:
+        """The same layers, with their gradients' ``parts`` by number of the layer."""
+        return msgspec.structs.replace(self, parts=tuple(tuple(parts[i]) for i in self.index))
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns, called once: for what follows from the layers and ``name``."""
+        known = self.__dict__.setdefault("known", {})
+        if name not in known:
+            known[name] = make()
+        return known[name]
+
+    @functools.cached_property
+    def bytes(self) -> tuple[float, ...]:
+        """Of each layer's gradients."""
+        return tuple(sum(part.bytes for part in parts) for parts in self.parts)
+
+    def overlapped_s(
+        self,
+        scale: Quantity,
+        send: Send,
+        numbers: Sequence[int],
+        *,
+        encode_per_byte_s: float = 0.0,
+    ) -> list[Quantity]:
+        """Until all gradients are computed, and until all messages are sent.
+
+        Message k may be sent once backward has made the gradients of layer ``numbers[k]``; ``send``
+        says, from when each is ready, when the last has been sent.
+        """
+        computed: Quantity = 0.0
+        ready: dict[int, Quantity] = {}
+        sizes = self.bytes[::-1]
+        for number, seconds, size in zip(
+            self.index[::-1], self.backward_s[::-1], sizes, strict=True
+        ):
+            computed = computed + (seconds * scale + encode_per_byte_s * size)
+            ready[number] = computed
+        computed = computed + self.last_s * scale
+        return [computed, maximum(computed, send([ready[number] for number in numbers]))]
+
+    def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
+        r"""Until forward is over, if each layer waits for its own parameters.
+
+        These arrive in forward order, from each place one after the other, in ``per_byte_s``;
+        computation takes ``scale`` times as profiled. From one place:
+
+        .. math:: \max_l \left( x \sum_{j \le l} s_j + \sum_{j \ge l} f_j \right)
+        """
+        arrived: dict[int, Quantity] = {}
+        computed = self.first_s * scale
+        for seconds, parts in zip(self.forward_s, self.parts, strict=True):
+            for part in parts:
+                arrived[part.place] = arrived.get(part.place, 0.0) + part.bytes * per_byte_s
+                computed = maximum(computed, arrived[part.place])
+            computed = computed + seconds * scale
+        return computed
+
+    def backward_and_send_s(
+        self,
+        scale: Quantity,
+        stages: Sequence[tuple[Quantity, Quantity]],
+        *,
+        encode_per_byte_s: float = 0.0,
+        latency_s: Quantity = 0.0,
+        overlap: bool = True,
+        ahead: bool = False,
+    ) -> list[Quantity]:
+        r"""Until all gradients are computed, until they have passed each of the ``stages``, and
+        until ``latency_s`` after that.
+
+        A stage is the time that it takes per tensor and per byte: a link, a server's updates. Each
+        place has stages of its own, which handle one part after the other. With one stage:
+
+        .. math:: \max_l \left( \sum_{j \ge l} b_j + x \sum_{j \le l} s_j \right)
+
+        Without ``overlap`` nothing enters the first stage before all gradients are computed. With
+        ``ahead`` the next forward pass begins then, with the layers before the first of these.
+        """
+        computed: Quantity = 0.0
+        made: list[Quantity] = []
+        for seconds, size in zip(self.backward_s[::-1], self.bytes[::-1], strict=True):
+            computed = computed + (seconds * scale + encode_per_byte_s * size)
+            made.append(computed)
+        computed = computed + self.last_s * scale
+        free: list[dict[int, Quantity]] = [{} for _ in stages]
+        for ready, parts in zip(made, self.parts[::-1], strict=True):
+            for part in parts:
+                end = ready if overlap else computed
+                for k, (per_tensor_s, per_byte_s) in enumerate(stages):
+                    begin = maximum(end, free[k].get(part.place, 0.0))
+                    end = begin + (part.tensors * per_tensor_s + part.bytes * per_byte_s)
+                    free[k][part.place] = end
+        ends = [maximum(0.0, *places.values()) for places in free]
+        if ahead:
+            computed = computed + self.first_s * scale
+        return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
+
+
+class Whole(msgspec.Struct, frozen=True, eq=False):
+    r"""A model as a whole, in the place of its layers: what overlaps is blended.
+
+    Two times that overlap take their p-norm together, with p the ``sharpness``: with 1 they follow
+    each other, with infinity the longer one hides the shorter one. No layers need to be known, and
+    formulas stay short; but how much is hidden is a guess, where :class:`Layers` work it out.
+    ``part`` of the gradients are on the place that has most of them.
+    """
+
+    forward_s: Quantity
+    backward_s: Quantity
+    gradient_bytes: Quantity
+    tensors: Quantity
+    sharpness: float = math.inf
+    part: Quantity = 1.0
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns."""
+        return make()
+
+    @property
+    def bytes(self) -> tuple[Quantity, ...]:
+        """Of all gradients."""
+        return (self.gradient_bytes,)
+
+    def beside_s(self, *seconds: Quantity) -> Quantity:
+        """What takes so long overlaps."""
+        return functools.reduce(lambda a, b: blend(a, b, self.sharpness), seconds)
+
+    def overlapped_s(
+        self,
+        scale: Quantity,
+        send: Send,
+        numbers: Sequence[int],
+        *,
+        encode_per_byte_s: float = 0.0,
+    ) -> list[Quantity]:
+        """Until all gradients are computed, and until all messages are sent."""
+        computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
+        return [computed, self.beside_s(computed, send([0.0 * computed for _ in numbers]))]
+
+    def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
+        """Until forward is over."""
+        return self.beside_s(self.forward_s * scale, self.part * self.gradient_bytes * per_byte_s)
+
+    def backward_and_send_s(
+        self,
+        scale: Quantity,
+        stages: Sequence[tuple[Quantity, Quantity]],
+        *,
+        encode_per_byte_s: float = 0.0,
+        latency_s: Quantity = 0.0,
+        overlap: bool = True,
+        ahead: bool = False,
+    ) -> list[Quantity]:
+        """Until all gradients are computed, until they have passed each of the ``stages``, and
+        until ``latency_s`` after that."""
+        computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
+        begun, end = (0.0, computed) if overlap else (computed, 0.0)
+        ends = [computed]
+        for each, per_byte in stages:
+            seconds = self.part * (self.tensors * each + self.gradient_bytes * per_byte)
+            end = self.beside_s(end, seconds)
+            ends.append(begun + end)
+        return [*ends, ends[-1] + latency_s]
+
+
+class Class(msgspec.Struct, frozen=True):
+    """Workers that are alike: their ``count``, and how they differ from the mean one.
+
+    ``scale`` is how many times longer than profiled they compute.
+    """
+
+    count: int
+    scale: float
+    bandwidth_bytes_per_s: float
+
+
+class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What coarse formulas are written in; the units are in the names.
+
+    Attributes
+    ----------
+    workers, servers, devices_per_node : how many.
+    bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way, as achieved.
+    server_bandwidth_bytes_per_s : of the slowest server's link.
+    core_bandwidth_bytes_per_s : the core's, divided by the number of nodes; inf if it never limits.
+    inside_bandwidth_bytes_per_s, inside_latency_s : of the link inside a node; inf and 0 without.
+    forward_s, backward_s, optimizer_s, data_loading_s : mean times of one worker's iteration.
+    gradient_bytes, tensors : of the whole model.
+    update_per_tensor_s, update_per_byte_s, update_threads : of one server.
+    scale : how many times longer than profiled a worker computes, on average.
+    slowdown : the same of what does not grow with the batch.
+    unequal : how many times longer than that the slowest worker computes, jitter apart.
+    cv, kind : coefficient of variation of a worker's computation, and its distribution.
+    layers : of the model, or the model as a whole.
+    classes : of workers, where these differ; empty where all are alike.
+    corrected : whether queueing is corrected for times that vary little.
+    """
+
+    workers: Quantity
+    servers: Quantity
+    devices_per_node: Quantity
+    bandwidth_bytes_per_s: Quantity
+    server_bandwidth_bytes_per_s: Quantity
+    core_bandwidth_bytes_per_s: Quantity
+    latency_s: Quantity
+    inside_bandwidth_bytes_per_s: Quantity
+    inside_latency_s: Quantity
+    forward_s: Quantity
+    backward_s: Quantity
+    optimizer_s: Quantity
+    data_loading_s: Quantity
+    gradient_bytes: Quantity
+    tensors: Quantity
+    update_per_tensor_s: Quantity
+    update_per_byte_s: Quantity
+    update_threads: Quantity
+    scale: Quantity
+    slowdown: Quantity
+    unequal: Quantity
+    cv: Quantity
+    kind: str
+    layers: Layers | Whole
+    classes: tuple[Class, ...] = ()
+    corrected: bool = True
+
+    def slowest(self, steps: int = 1, late: int = 0) -> Quantity:
+        """How many times longer than the average the slowest worker computes, on average.
+
+        In sums of so many ``steps``; without the ``late`` slowest ones.
+        """
+        if is_symbol(self.workers):
+            import sympy
+
+            whom = f"(N-{late})" if late else "N"
+            return sympy.Symbol(f"S_{whom}" + (f"_{steps}" if steps != 1 else ""), positive=True)
+        unequal = self.unequal
+        if late and self.classes:
+            factors = sorted(kind.scale for kind in self.classes for _ in range(kind.count))
+            unequal = factors[-1 - late] / self.slowdown
+        if not self.random:
+            return unequal
+        from perfmodel import order_statistics
+
+        n, cv = self.workers, self.cv / math.sqrt(steps)
+        return unequal * order_statistics.expected_order_statistic(n - late, n, cv, self.kind)
+
+    @property
+    def random(self) -> bool:
+        """Whether computation varies."""
+        return not (isinstance(self.cv, float) and self.cv == 0.0)
+
+    def typical(self, count: int) -> list[Quantity]:
+        """How many times longer than the average one computes, of ``count`` groups of workers of
+        the same size, the fastest first."""
+        from perfmodel import order_statistics
+
+        return [
+            order_statistics.quantile((group + 0.5) / count, self.cv, self.kind)
+            for group in range(count)
+        ]
+
+    def by_class(self) -> list[Quantities]:
+        """The same for a worker of each class; for the mean worker where all are alike."""
+        workers = sum(kind.count for kind in self.classes)
+        mean = sum(kind.count * kind.scale for kind in self.classes) / max(workers, 1)
+        return [
+            msgspec.structs.replace(
+                self,
+                bandwidth_bytes_per_s=kind.bandwidth_bytes_per_s,
+                forward_s=self.forward_s * kind.scale / mean,
+                backward_s=self.backward_s * kind.scale / mean,
+                optimizer_s=self.optimizer_s * kind.scale / mean,
+                scale=self.scale * kind.scale / mean,
+                unequal=1.0,
+                classes=(),
+            )
+            for kind in self.classes
+        ] or [self]
+
+    @property
+    def counts(self) -> list[Quantity]:
+        """Workers of each class."""
+        return [kind.count for kind in self.classes] or [self.workers]
+
+    @property
+    def nodes(self) -> Quantity:
+        """Nodes that the workers fill."""
+        return ceiling(self.workers / self.devices_per_node)
+
+
+def quantities_of(job: Job) -> Quantities:
+    """The quantities of a job, all of them numbers."""
+    w, cluster, n = job.workload, job.cluster, job.workers
+    nodes = range(cluster.nodes_for(n))
+    nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
+    servers = getattr(job.options, "servers", 1)
+    homes = [cluster.node_of_server(s, n) for s in range(servers)] if cluster.overrides else []
+    goodput = min(nic.goodput_bytes_per_s for nic in nics)
+    at_servers = min((cluster.nic_of(h).goodput_bytes_per_s for h in homes), default=goodput)
+    inside, over = cluster.intra_node, cluster.core_oversubscription
+    classes = _classes(job)
+    mean = sum(kind.count * kind.scale for kind in classes) / n
+    cv = _iteration_cv(job)
+    kind = job.jitter.kind if job.jitter is not None else "lognormal"
+    return Quantities(
+        workers=n,
+        servers=servers,
+        devices_per_node=cluster.devices_per_node,
+        bandwidth_bytes_per_s=goodput,
+        server_bandwidth_bytes_per_s=at_servers,
+        core_bandwidth_bytes_per_s=math.inf if over is None else goodput / over,
+        latency_s=max(nic.latency_s for nic in nics),
+        inside_bandwidth_bytes_per_s=math.inf if inside is None else inside.goodput_bytes_per_s,
+        inside_latency_s=0.0 if inside is None else inside.latency_s,
+        forward_s=w.forward_s * mean,
+        backward_s=w.backward_s * mean,
+        optimizer_s=w.optimizer_s * mean,
+        data_loading_s=w.data_loading_s,
+        gradient_bytes=w.gradient_bytes,
+        tensors=float(w.tensors),
+        update_per_tensor_s=cluster.server.update_per_tensor_s,
+        update_per_byte_s=cluster.server.update_per_byte_s,
+        update_threads=cluster.update_threads,
+        scale=mean,
+        slowdown=mean,
+        unequal=max(kind.scale for kind in classes) / mean,
+        cv=cv,
+        kind=kind,
+        layers=Layers.of(w),
+        classes=classes if len(classes) > 1 else (),
+    )
+
+
+def class_of(job: Job, worker: int) -> Class:
+    """What a worker is like; its count is 1."""
+    nic = job.cluster.nic_of(job.cluster.node_of_worker(worker))
+    return Class(1, job.slowdown(worker), nic.goodput_bytes_per_s)
+
+
+def _classes(job: Job) -> tuple[Class, ...]:
+    """Of workers, in the order in which they first come."""
+    if not job.stragglers and not job.cluster.overrides:
+        return (Class(job.workers, 1.0, job.cluster.nic.goodput_bytes_per_s),)
+    found = Counter(class_of(job, worker) for worker in range(job.workers))
+    return tuple(msgspec.structs.replace(kind, count=count) for kind, count in found.items())
+
+
+def _iteration_cv(job: Job) -> float:
+    """Of a whole iteration's computation; factors of single ops average out."""
+    if job.jitter is None:
+        return 0.0
+    if job.jitter.scope == "iteration":
+        return job.jitter.cv
+    w = expanded(job.workload)
+    parts = np.array([s for a in w.layers for s in (a.forward_s, a.backward_s)] + [w.optimizer_s])
+    return float(job.jitter.cv * math.sqrt((parts**2).sum()) / parts.sum())
+
+
+class Phase(msgspec.Struct, frozen=True, eq=False):
+    """A part of an iteration that nothing hides: its time, and what a worker waits for in it.
+
+    ``cause`` is one of :data:`perfmodel.graph.CAUSES`, or *compute*.
+    """
+
+    seconds: Quantity
+    cause: str
+
+
+class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """A coarse model's answer: the phases of a worker's mean iteration.
+
+    Attributes
+    ----------
+    parts : phases by name, one after the other; together they are the iteration.
+    busy_s : by resource, seconds that a worker's iteration keeps it busy.
+    updates : how often an iteration of one worker updates the model.
+    staleness : mean version staleness.
+    spread : coefficient of variation of the time between two updates of a worker, which spreads
+        the staleness around its mean; 0 where it is always the same.
+    classes : the phases of each class of workers, in the order of ``Quantities.classes``; empty
+        where all take as long.
+    """
+
+    parts: Mapping[str, Phase]
+    busy_s: Mapping[str, Quantity]
+    updates: Quantity
+    staleness: Quantity = 0.0
+    spread: Quantity = 0.0
+    classes: tuple[Phases, ...] = ()
+
+    @property
+    def iteration_s(self) -> Quantity:
+        """Mean time of a worker's iteration."""
+        return sum(part.seconds for part in self.parts.values())
+
+    @property
+    def compute_s(self) -> Quantity:
+        """Of an iteration, what a device computes."""
+        return sum(part.seconds for part in self.parts.values() if part.cause == "compute")
+
+
+def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
+    """The mean iteration of so many workers of each class, who go round on their own.
+
+    The mean is over iterations, of which fast workers make more; so the job's rate is the number of
+    workers over its length.
+    """
+    if len(classes) == 1:
+        return classes[0]
+    rates = [count / found.iteration_s for count, found in zip(counts, classes, strict=True)]
+    shares = [rate / sum(rates) for rate in rates]
+
+    def mean(of: Callable[[Phases], Quantity]) -> Quantity:
+        return sum(share * of(found) for share, found in zip(shares, classes, strict=True))
+
+    first = classes[0]
+    return Phases(
+        parts={
+            name: Phase(mean(lambda f, n=name: f.parts[n].seconds), part.cause)  # type: ignore[misc]
+            for name, part in first.parts.items()
+        },
+        busy_s={
+            name: mean(lambda f, n=name: f.busy_s[n])  # type: ignore[misc]
+            for name in first.busy_s
+        },
+        updates=mean(lambda f: f.updates),
+        staleness=mean(lambda f: f.staleness),
+        spread=mean(lambda f: f.spread),
+        classes=tuple(classes),
+    )
