@@ -6,6 +6,7 @@ takes: the command line, the listings and the conformance tests follow.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import pkgutil
@@ -17,7 +18,33 @@ import msgspec
 from perfmodel.errors import InputError, nearest, unknown_name
 from perfmodel.graph import OpGraph
 from perfmodel.job import Job
+from perfmodel.phases import Phases, Quantities
 from perfmodel.units import dimension_of, parse
+
+
+class Band(msgspec.Struct, frozen=True):
+    """How far a coarse model is off from the simulation, as fractions of the iteration: the
+    ``median`` and the 90th percentile ``p90`` of the errors' size."""
+
+    median: float
+    p90: float
+
+
+class Coarse(msgspec.Struct, frozen=True, kw_only=True):
+    """The coarse model of an architecture.
+
+    Attributes
+    ----------
+    phases : the model itself.
+    exact : for which jobs it equals the simulation.
+    leaves_out : what a job has that the model knows nothing of; None if there is nothing.
+    band : how far it is off for the other jobs. The benchmark of the coarse models measures it.
+    """
+
+    phases: Callable[[Job, Quantities], Phases]
+    exact: Callable[[Job], bool]
+    leaves_out: Callable[[Job], str | None]
+    band: Callable[[Job], Band]
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +54,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     options : msgspec struct of the options, every field with a default.
     build : the fine-grained op graph of one job.
+    coarse : the coarse model.
     fold : the same with one worker that stands for all of them, for jobs whose workers are alike
         (_workers.alike); None, or returns None, where one worker cannot stand for all.
     asynchronous : whether a job with these options lets workers drift apart.
@@ -55,6 +83,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     worker_bytes: Callable[[Job], float] | None = None
     unused: Callable[[Any], Collection[str]] = lambda options: ()
     model_age: Callable[[Job], ModelAge | None] | None = None
+    coarse: Coarse | None = None
 
 
 class ModelAge(msgspec.Struct, frozen=True):
@@ -69,9 +98,11 @@ class ModelAge(msgspec.Struct, frozen=True):
     p90: int
 
 
-def names() -> list[str]:
+@functools.cache
+def names() -> tuple[str, ...]:
     """Names of all architectures, sorted."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    found = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return tuple(sorted(found))
 
 
 def all_architectures() -> list[Architecture]:
@@ -86,7 +117,7 @@ def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
     ------
     InputError : no architecture has that name.
     """
-    known = names()
+    known = list(names())
     if name in known:
         return _load(name), {}
     aliases = {alias: a for a in all_architectures() for alias in a.aliases}
@@ -95,6 +126,7 @@ def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
     raise unknown_name("architecture", name, [*known, *aliases])
 
 
+@functools.cache
 def _load(name: str) -> Architecture:
     architecture: Architecture = importlib.import_module(f"{__name__}.{name}").ARCHITECTURE
     return architecture

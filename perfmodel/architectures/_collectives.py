@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from perfmodel import collectives, costs
+from perfmodel.algebra import Quantity, minimum, where
 from perfmodel.architectures._network import Network
 from perfmodel.cluster import Cluster
 from perfmodel.collectives import NONE, Schedule, waits_of
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import Floats, GraphBuilder, Ids
 from perfmodel.job import Job
+from perfmodel.phases import Quantities
 
 Algorithm = Literal["ring", "halving_doubling", "tree", "double_tree", "hierarchical"]
 
@@ -240,6 +243,106 @@ def _scheduled_cost(
         startup_s=latency_s + sizes * adding_s,
         transfer_s=sizes * moving_s,
     )
+
+
+class Rate(msgspec.Struct, frozen=True, eq=False):
+    """What a collective takes: seconds to start, and for each byte of the whole."""
+
+    startup_s: Quantity
+    per_byte_s: Quantity
+
+    def seconds(self, size_bytes: Quantity) -> Quantity:
+        """How long one of so many bytes takes."""
+        return self.startup_s + self.per_byte_s * size_bytes
+
+    @classmethod
+    def of(cls, cost: Callable[..., Quantity], **figures: Quantity) -> Rate:
+        """Of a closed form of :mod:`perfmodel.costs`, which is linear in the size."""
+        still = {name: 0.0 for name in figures if "latency" in name}
+        return cls(cost(size_bytes=0.0, **figures), cost(size_bytes=1.0, **{**figures, **still}))
+
+
+def _ring_figures(q: Quantities) -> dict[str, Quantity]:
+    """A ring goes at the pace of the slowest link that it takes."""
+    away = q.nodes > 1
+    between = minimum(q.bandwidth_bytes_per_s, q.core_bandwidth_bytes_per_s)
+    inside = q.inside_bandwidth_bytes_per_s
+    return {
+        "ranks": q.workers,
+        "bandwidth_bytes_per_s": where(away, minimum(between, inside), inside),
+        "latency_s": where(away, q.latency_s, q.inside_latency_s),
+    }
+
+
+def all_reduce_rate(q: Quantities, options: Reduction) -> Rate:
+    """What an all-reduce among the workers takes, in closed form.
+
+    Where several devices share a node, algorithms other than ring and hierarchical are taken to
+    send from all of them at once, over its link.
+    """
+    adds = {"reduce_per_byte_s": options.reduce_per_byte_s}
+    away = q.nodes > 1
+    share = minimum(q.bandwidth_bytes_per_s, q.core_bandwidth_bytes_per_s) / q.devices_per_node
+    each = {
+        "ranks": q.workers,
+        "bandwidth_bytes_per_s": where(away, share, q.inside_bandwidth_bytes_per_s),
+        "latency_s": where(away, q.latency_s, q.inside_latency_s),
+    }
+    match options.algorithm:
+        case "ring":
+            return Rate.of(costs.ring_allreduce_s, **_ring_figures(q), **adds)
+        case "halving_doubling":
+            return Rate.of(costs.rabenseifner_allreduce_s, **each, **adds)
+        case "tree":
+            return Rate.of(costs.tree_allreduce_s, **each, **adds)
+        case "double_tree":
+            return Rate.of(costs.double_tree_allreduce_s, chunks=options.chunks, **each)
+        case "hierarchical":
+            return Rate.of(
+                costs.hierarchical_allreduce_s,
+                nodes=q.nodes,
+                devices_per_node=minimum(q.devices_per_node, q.workers),
+                bandwidth_bytes_per_s=minimum(
+                    q.bandwidth_bytes_per_s, q.core_bandwidth_bytes_per_s
+                ),
+                latency_s=q.latency_s,
+                intra_bandwidth_bytes_per_s=q.inside_bandwidth_bytes_per_s,
+                intra_latency_s=q.inside_latency_s,
+                **adds,
+            )
+
+
+def closed(job: Job, options: Reduction) -> bool:
+    """Whether the closed form of an all-reduce among a job's workers is exact."""
+    cluster, n = job.cluster, job.workers
+    match options.algorithm:
+        case "ring":
+            return True
+        case "halving_doubling" | "tree":  # in some rounds only some nodes load the core
+            return cluster.devices_per_node == 1 and cluster.core_oversubscription is None
+        case "double_tree":
+            return False
+        case "hierarchical":  # all nodes have as many workers
+            return n % cluster.devices_per_node == 0 or n < cluster.devices_per_node
+
+
+def moved_between_nodes(q: Quantities, options: Reduction, size_bytes: Quantity) -> Quantity:
+    """Bytes that the mean node sends, and receives, in an all-reduce of ``size_bytes``.
+
+    Any algorithm moves as many as a ring: all members but one have theirs added, and get the sum.
+    """
+    ranks = q.nodes if options.algorithm == "hierarchical" else q.workers
+    return costs.ring_allreduce_bytes(ranks, size_bytes)
+
+
+def reduce_scatter_rate(q: Quantities, reduce_per_byte_s: float = 0.0) -> Rate:
+    """What a ring reduce-scatter among the workers takes, by bytes before it."""
+    return Rate.of(costs.reduce_scatter_s, **_ring_figures(q), reduce_per_byte_s=reduce_per_byte_s)
+
+
+def all_gather_rate(q: Quantities) -> Rate:
+    """What a ring all-gather among the workers takes, by bytes after it."""
+    return Rate.of(costs.all_gather_s, **_ring_figures(q))
 
 
 class Communicator:

@@ -79,15 +79,20 @@ class Compression(msgspec.Struct, frozen=True):
         """Whether workers send different elements, whose sum has more of them."""
         return self.compression in ("top_k", "dgc")
 
-    def sent_bytes(self, dense: Floats) -> Floats:
-        """Bytes sent for gradients of ``dense`` bytes, of the same shape."""
+    @property
+    def sent_share(self) -> float:
+        """Bytes sent for each byte of gradients."""
         share = {
             "none": 1.0,
             "top_k": self.density * TOP_K_BITS / ELEMENT_BITS,
             "dgc": self.density * DGC_BITS / ELEMENT_BITS,
             "quantised": self.quantised_bits / ELEMENT_BITS,
         }[self.compression]
-        return dense * min(share, 1.0)
+        return min(share, 1.0)
+
+    def sent_bytes(self, dense: Floats) -> Floats:
+        """Bytes sent for gradients of ``dense`` bytes, of the same shape."""
+        return dense * self.sent_share
 
     def encoded(self, b: GraphBuilder, workers: Workers, dense_by_layer: Floats) -> Ids:
         """The ops that end a layer's gradient, encoded if that takes time: (workers, layers).

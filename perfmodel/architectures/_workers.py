@@ -124,10 +124,20 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
 
 def alike(job: Job) -> bool:
     """Whether all workers do the same at the same time, so that one may stand for all of them."""
-    steady = job.jitter is None or job.jitter.cv == 0.0
     own_cores = job.cluster.worker_threads is None
     equal = not job.stragglers and not job.cluster.overrides
-    return steady and equal and own_cores and job.start == "together"
+    return steady(job) and equal and own_cores and job.start == "together"
+
+
+def plain(job: Job) -> bool:
+    """Whether workers do the same at the same time, each on a node of its own, and wait for no
+    data."""
+    return alike(job) and job.cluster.devices_per_node == 1 and job.workload.data_loading_s == 0.0
+
+
+def steady(job: Job) -> bool:
+    """Whether every iteration computes equally long."""
+    return job.jitter is None or job.jitter.cv == 0.0
 
 
 def add_workers(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import Architecture
+from perfmodel.algebra import Quantity, floor_half, maximum, where
+from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._gossip import Partners, add_begin, add_network
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, plain, steady
+from perfmodel.contention import contended
 from perfmodel.graph import NONE, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
+from perfmodel.phases import Phase, Phases, Quantities
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,6 +83,77 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     return counter
 
 
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, and what of the exchanges it does not hide: for the mean of all workers.
+
+    The active workers are customers who go round: each asks a random passive worker and is
+    answered, over links that it shares with whoever asks the same one.
+    """
+    options: Options = job.options
+    odd = floor_half(q.workers)
+    even = q.workers - odd
+    passive, active = (even, odd) if options.passive == "even" else (odd, even)
+    compute = q.forward_s + q.backward_s + q.optimizer_s
+    model_s = q.gradient_bytes / q.bandwidth_bytes_per_s
+    latency_s = 2.0 * q.latency_s
+
+    def lap(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
+        asked, answered = (model_s * (1.0 + found / maximum(passive, 1)) for found in others)
+        exchange = asked + answered + latency_s
+        cycle = maximum(compute, exchange) if options.overlap else compute + exchange
+        return cycle, [asked, answered]
+
+    demands = (model_s / maximum(passive, 1),) * 2
+    cycle, _ = lap(contended([active], demands, [lap], stations=("ask", "answer"))[0])
+    shown = where(passive > 0, (cycle - compute), 0.0)
+    # a rate is the mean of the workers' rates: the active ones go round more slowly
+    rate = (active / (compute + shown) + passive / compute) / q.workers
+    exchanges = active / (compute + shown) / q.workers / rate  # of the mean iteration
+    return Phases(
+        parts={
+            "compute": Phase(compute, "compute"),
+            "exchange": Phase(1.0 / rate - compute, "network"),
+        },
+        busy_s={"link of each node": where(passive > 0, exchanges * 2.0 * model_s, 0.0)},
+        updates=(active / (compute + shown) * 3.0 + passive / compute)
+        / q.workers
+        / rate
+        / q.workers,
+        staleness=where(passive > 0, _staleness(job, q, active, passive, cycle, compute), 0.0),
+        spread=1.0,
+    )
+
+
+def _staleness(
+    job: Job, q: Quantities, active: Quantity, passive: Quantity, cycle: Quantity, compute: Quantity
+) -> Quantity:
+    """Averages of a worker's model while it computes a gradient, mean over gradients.
+
+    An active worker's own average falls into its computation where that is not shorter. A passive
+    one is asked by some active worker once per cycle, be it computing or not.
+    """
+    own = where(cycle > compute, 0.0, 1.0) if job.options.overlap else 0.0
+    asked = active / maximum(passive, 1) * compute / cycle
+    by_active, by_passive = active / cycle, passive / compute
+    return (by_active * own + by_passive * asked) / (by_active + by_passive)
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation: for a worker alone."""
+    return job.workers == 1 and plain(job) and steady(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    beyond = {
+        "workers that share cores": job.cluster.worker_threads is not None,
+        "a core that limits": job.cluster.core_oversubscription is not None,
+        "workers of different speed": bool(job.stragglers or job.cluster.overrides),
+        "several devices in a node": job.cluster.devices_per_node > 1,
+    }
+    return next((text for text, there in beyond.items() if there), None)
+
+
 ARCHITECTURE = Architecture(
     name="ad_psgd",
     title="AD-PSGD (random pairs, asynchronous)",
@@ -100,4 +175,7 @@ ARCHITECTURE = Architecture(
         "averaging takes no time",
     ),
     source="Lian et al., ICML 2018, arXiv 1710.06952",
+    coarse=Coarse(
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.04)
+    ),
 )

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from perfmodel import collectives, costs
-from perfmodel.architectures import Architecture
+from perfmodel.algebra import Quantity, maximum, where
+from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._collectives import (
     CHUNKS,
     REDUCTION_ASSUMPTIONS,
@@ -18,15 +19,20 @@ from perfmodel.architectures._collectives import (
     Communicator,
     Cost,
     Members,
+    Rate,
     Reduction,
     add_sends,
     all_gather_cost,
+    all_gather_rate,
     all_reduce_cost,
+    all_reduce_rate,
+    closed,
+    moved_between_nodes,
     schedule_of,
 )
 from perfmodel.architectures._messages import COMPRESSION_HELP, Compression, tensors_of
 from perfmodel.architectures._network import Network
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, stagger_s
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, alike, stagger_s
 from perfmodel.buckets import (
     DDP_BUCKET_BYTES,
     DDP_FIRST_BUCKET_BYTES,
@@ -38,6 +44,8 @@ from perfmodel.buckets import (
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.graph import MOST_UNITS, Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
+from perfmodel.overlap import fused_wait_free, merged_wait_free, wait_free
+from perfmodel.phases import Phase, Phases, Quantities, Whole
 from perfmodel.workload import expanded
 
 MOST_PARTS = 1_000_000
@@ -438,6 +446,100 @@ def _add_ring_sends(
     b.probe("all-reduce", send[:, :, 0], send[:, :, -1], at_ready=True)
 
 
+def _rate(q: Quantities, options: Options) -> Rate:
+    """What it takes to sum gradients, by the bytes of one worker's before compression."""
+    sent = options.sent_share
+    if options.sparse:
+        gather = all_gather_rate(q)
+        return Rate(gather.startup_s, q.workers * sent * gather.per_byte_s)
+    rate = all_reduce_rate(q, options.reduction)
+    return Rate(rate.startup_s / options.concurrent, sent * rate.per_byte_s)
+
+
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, and what of the collectives it does not hide."""
+    options: Options = job.options
+    late = q.slowest()
+    rate, alone = _rate(q, options), q.workers <= 1
+    shares, numbers = q.layers.once(("messages", job.options), lambda: _shares(job))
+    if isinstance(q.layers, Whole):
+        shares, numbers = [1.0], [0]
+    sizes = [q.gradient_bytes * share for share in shares]
+    seconds = [rate.seconds(size) for size in sizes]
+    figures = {"startup_s": rate.startup_s, "per_byte_s": rate.per_byte_s}
+
+    def send(ready_s: list[Quantity]) -> Quantity:
+        match options.bucketing:
+            case "mg_wfbp":
+                return merged_wait_free(ready_s, sizes, **figures)
+            case "horovod":
+                return fused_wait_free(
+                    ready_s, sizes, **figures,
+                    cycle_s=options.fusion_cycle_s, cap_bytes=options.fusion_threshold_bytes,
+                )  # fmt: skip
+            case _:
+                return wait_free(ready_s, seconds)
+
+    encode_per_byte_s = options.encode_per_byte_s * q.slowdown
+    computed, end = q.layers.overlapped_s(
+        q.scale * late, send, numbers, encode_per_byte_s=encode_per_byte_s * late
+    )
+    if not options.overlap:
+        end = send([computed for _ in sizes])
+    compute = q.forward_s + q.backward_s + q.optimizer_s
+    exposed = end - computed
+    if options.cross_barrier and options.priority:
+        # the first layer is reduced as soon as it is ready, and nothing can hide that
+        busy = len(sizes) * rate.startup_s + q.gradient_bytes * rate.per_byte_s
+        exposed = maximum(seconds[-1], busy - compute * late)
+    decode_per_byte_s = _decode_per_byte_s(job) * q.slowdown
+    compress = where(alone, 0.0, (encode_per_byte_s + decode_per_byte_s) * q.gradient_bytes)
+    parts = {
+        "compute": Phase(compute, "compute"),
+        "wait for the slowest": Phase((compute + compress) * (late - 1.0), "straggler"),
+        "compress": Phase(compress, "compute"),
+        "all-reduce": Phase(where(alone, 0.0, exposed), "network"),
+    }
+    sent = options.sent_share * q.gradient_bytes
+    if options.sparse:
+        moved = costs.half_ring_bytes(q.workers, q.workers * sent)
+    else:
+        moved = moved_between_nodes(q, options.reduction, sent)
+    link_s = where(q.nodes > 1, moved / q.bandwidth_bytes_per_s, 0.0)
+    return Phases(parts=parts, busy_s={"link of each node": link_s}, updates=1.0 / q.workers)
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation."""
+    options: Options = job.options
+    in_order = not (options.cross_barrier or options.each_send or options.credit_bytes > 0.0)
+    one_by_one = options.concurrent == 1 and options.bucketing != "horovod"
+    # the simulation merges layers by the times of backward alone, and then cuts what is merged
+    same = options.partition_bytes == math.inf and options.encode_per_byte_s == 0.0
+    as_planned = options.bucketing != "mg_wfbp" or same
+    known = one_by_one and as_planned and closed(job, options.reduction)
+    data = job.workload.data_loading_s == 0.0
+    return in_order and known and data and alike(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    return "workers that share cores" if job.cluster.worker_threads is not None else None
+
+
+def _shares(job: Job) -> tuple[list[float], list[int]]:
+    """Each message's part of all bytes, and the layer that completes it."""
+    messages = messages_of(msgspec.structs.replace(job, options=_unmerged(job.options)))
+    return (messages.bytes / messages.bytes.sum()).tolist(), messages.layer.tolist()
+
+
+def _unmerged(options: Options) -> Options:
+    """The options with each layer on its own, where the coarse model merges by itself."""
+    if options.bucketing != "mg_wfbp":
+        return options
+    return msgspec.structs.replace(options, bucketing="layer", overlap=True)
+
+
 def _fold(job: Job) -> OpGraph | None:
     """With each send simulated, one worker can stand for all only in a ring of one worker a node:
     those that share a node, and members of a tree, differ in where they send to."""
@@ -495,4 +597,7 @@ ARCHITECTURE = Architecture(
     aliases={"ring": {"algorithm": "ring"}, "ar_sgd": {}},
     fold=_fold,
     unused=lambda options: options.unused,
+    coarse=Coarse(
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
+    ),
 )

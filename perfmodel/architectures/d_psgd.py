@@ -5,11 +5,21 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import Architecture
+from perfmodel.algebra import maximum, minimum, where
+from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._gossip import add_begin, add_network
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, plain
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
+from perfmodel.phases import Phase, Phases, Quantities
+
+NEIGHBOURHOOD = 6
+"""Workers whose slowest one sets the pace, where each waits for its neighbours only."""
+
+
+SLACK = 1.5
+"""What jitter costs a worker that gets its neighbours' models a whole iteration before it waits for
+them, as a multiple of the squared coefficient of variation. Found by simulation."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +85,44 @@ def _add_exchange(
     b.probe("send", send, send, at_ready=True, group=workers.index[:, None])
 
 
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, and what of the exchange with the neighbours it does not hide."""
+    alone = q.workers <= 1
+    late = msgspec.structs.replace(q, workers=minimum(q.workers, NEIGHBOURHOOD)).slowest()
+    if job.options.overlap:
+        late = minimum(q.unequal + SLACK * q.cv**2, late) if q.random else q.unequal
+    compute = q.forward_s + q.backward_s
+    models = minimum(q.workers - 1.0, 2.0)
+    away = q.nodes > 1
+    rate = where(away, q.bandwidth_bytes_per_s, q.inside_bandwidth_bytes_per_s)
+    link = models * q.gradient_bytes / rate
+    exchange = link + where(away, q.latency_s, q.inside_latency_s)
+    shown = maximum(exchange - compute * late, 0.0) if job.options.overlap else exchange
+    return Phases(
+        parts={
+            "compute": Phase(compute + q.optimizer_s, "compute"),
+            "wait for the slowest": Phase((compute + q.optimizer_s) * (late - 1.0), "straggler"),
+            "exchange": Phase(where(alone, 0.0, shown), "network"),
+        },
+        busy_s={"link of each node": where(alone, 0.0, link)},
+        updates=1.0 / q.workers,
+    )
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation."""
+    return plain(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    beyond = {
+        "workers that share cores": job.cluster.worker_threads is not None,
+        "a core that limits": job.cluster.core_oversubscription is not None,
+    }
+    return next((text for text, there in beyond.items() if there), None)
+
+
 def _fold(job: Job) -> OpGraph | None:
     """Workers that share a node differ in where they send to."""
     return None if job.cluster.devices_per_node > 1 else build(job, fold=True)
@@ -99,4 +147,7 @@ ARCHITECTURE = Architecture(
     ),
     source="Lian et al., NIPS 2017, arXiv 1705.09056",
     fold=_fold,
+    coarse=Coarse(
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
+    ),
 )

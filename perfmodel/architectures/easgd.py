@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import Architecture, ModelAge
+from perfmodel.algebra import Quantity, maximum, minimum
+from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
 from perfmodel.architectures._gossip import add_begin
 from perfmodel.architectures._messages import tensors_of
 from perfmodel.architectures._network import Network, homes_of, node_names
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, plain
+from perfmodel.contention import Lap, contended, regularity
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import Axis, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
+from perfmodel.phases import Phase, Phases, Quantities, mixed
 
 MOST_SERVERS = 10_000
 """Servers of one job; more is taken for a slip of the keyboard."""
 
 AXES: tuple[Axis, Axis] = (("worker", None), ("server", None))
+
+
+STATIONS = ("pull", "push", "update")
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +132,103 @@ def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
     return follow
 
 
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, and a part of what a period's exchange adds to it.
+
+    A worker waits for its pull. Its push and update are over before it asks again: within a period,
+    unless links or servers are slow.
+    """
+    shared_s = q.gradient_bytes / q.servers / q.server_bandwidth_bytes_per_s
+    whole_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
+    update_s = whole_s / q.servers / q.update_threads
+    demands = (shared_s, shared_s, update_s)
+    kinds = q.by_class()
+    laps = [_lap_of(job, kind, demands) for kind in kinds]
+    even = regularity(update_s, shared_s) if q.corrected else 0.0
+    busy = (even, even, 1.0 if q.corrected else 0.0)
+    found = contended(q.counts, demands, laps, even=busy, stations=STATIONS)
+    rows = zip(kinds, found, strict=True)
+    result = mixed(q.counts, [_period(job, kind, demands, others) for kind, others in rows])
+    least = q.workers * maximum(*demands) / job.options.period
+    queue = maximum(least - result.iteration_s, 0.0)
+    return msgspec.structs.replace(result, parts={**result.parts, "queue": Phase(queue, "network")})
+
+
+Demands = tuple[Quantity, Quantity, Quantity]
+"""Seconds that an exchange keeps a server's links, out and in, and its update threads busy."""
+
+
+def _exchange(
+    q: Quantities, demands: Demands, others: Sequence[Quantity]
+) -> tuple[Quantity, Quantity]:
+    """Seconds that a period waits for its pull, and then until its update is done."""
+    own_s = q.gradient_bytes * minimum(q.devices_per_node, q.workers) / q.bandwidth_bytes_per_s
+    pull, push, update = (
+        (1.0 + found) * seconds for found, seconds in zip(others, demands, strict=True)
+    )
+    there, back = maximum(own_s, pull) + q.latency_s, maximum(own_s, push) + q.latency_s
+    # of several threads one's own update takes one, and waits until one is free
+    return there, back + update + (q.update_threads - 1.0) * demands[2]
+
+
+def _lap_of(job: Job, q: Quantities, demands: Demands) -> Lap:
+    """A period of a worker that finds so many others."""
+    steps_s = job.options.period * (q.forward_s + q.backward_s + q.optimizer_s)
+
+    def lap(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
+        pull, rest = _exchange(q, demands, others)
+        held = [(1.0 + found) * demand for found, demand in zip(others, demands, strict=True)]
+        return pull + maximum(steps_s, rest), held
+
+    return lap
+
+
+def _period(job: Job, q: Quantities, demands: Demands, others: Sequence[Quantity]) -> Phases:
+    """An iteration: a part of a period."""
+    period = job.options.period
+    compute = q.forward_s + q.backward_s + q.optimizer_s
+    pull, rest = _exchange(q, demands, others)
+    late = maximum(rest - period * compute, 0.0)
+    shared_s, _, update_s = demands
+    cycle = pull + period * compute + late
+    return Phases(
+        parts={
+            "compute": Phase(compute, "compute"),
+            "pull": Phase(pull / period, "network"),
+            "push and update": Phase(late / period, "server"),
+        },
+        busy_s={
+            "link out of the servers": shared_s / period,
+            "link into the servers": shared_s / period,
+            "servers": update_s / period,
+        },
+        updates=1.0 / period,
+        # of the others' updates, those between one's pull and one's own update
+        staleness=(q.workers - 1.0) * (pull + rest) / cycle,
+        spread=q.cv * compute * period / cycle,
+    )
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation: for a worker alone.
+
+    But where a push is still on its way in the step after it, the simulation adds it too early.
+    """
+    in_turn = job.options.period == 1 or job.cluster.nic.latency_s == 0.0
+    return in_turn and job.workers == 1 and plain(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    cluster = job.cluster
+    beyond = {
+        "workers and servers that share cores": cluster.worker_threads is not None,
+        "servers on the nodes of workers": cluster.server.placement == "colocated",
+        "a core that limits": cluster.core_oversubscription is not None,
+    }
+    return next((text for text, there in beyond.items() if there), None)
+
+
 def server_bytes(job: Job) -> float:
     """Memory of a server: its part of the centre, and a receive buffer of that size per worker."""
     return float(job.workload.gradient_bytes / job.options.servers * (1 + job.workers))
@@ -166,4 +271,7 @@ ARCHITECTURE = Architecture(
     ),
     source="Zhang, Choromanska, LeCun, NIPS 2015, arXiv 1412.6651",
     model_age=model_age,
+    coarse=Coarse(
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.02, 0.08)
+    ),
 )

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import Architecture
+from perfmodel import costs
+from perfmodel.algebra import Quantity, maximum, where
+from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._collectives import (
     Communicator,
     Members,
     all_gather_cost,
+    all_gather_rate,
     reduce_scatter_cost,
+    reduce_scatter_rate,
 )
-from perfmodel.architectures._workers import Workers, add_workers, stagger_s
+from perfmodel.architectures._workers import Workers, add_workers, alike, stagger_s
 from perfmodel.buckets import ddp_buckets
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
+from perfmodel.overlap import wait_free
+from perfmodel.phases import Phase, Phases, Quantities, Whole
 from perfmodel.workload import Workload, expanded
 
 UNIT_BYTES = 25 * 2**20
@@ -152,6 +159,103 @@ def _gather_in_time(
         _edge_from_all(b, ends[:, : len(gathers) - ahead], gathers[ahead:])
 
 
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, and what of gathering parameters and scattering gradients it does not hide."""
+    options: Options = job.options
+    late, alone = q.slowest(), q.workers <= 1
+    units = q.layers.once(
+        ("units", job.options), lambda: units_of(job.workload, options.unit_bytes)
+    )
+    gather, scatter = all_gather_rate(q), reduce_scatter_rate(q, options.reduce_per_byte_s)
+    sizes = [q.gradient_bytes * share for share in units.bytes / units.bytes.sum()]
+    numbers = units.first.tolist()[::-1]
+    if isinstance(q.layers, Whole):
+        sizes, numbers = [q.gradient_bytes], [0]
+    gathers = [gather.seconds(size) for size in sizes]
+    scatters = [scatter.seconds(size) for size in sizes]
+    compute = q.forward_s + q.backward_s + q.optimizer_s / q.workers
+    passes = (q.forward_s + q.backward_s) * late
+    if options.stage == 3 and isinstance(q.layers, Whole):
+        both = 2.0 if options.reshard_after_forward else 1.0
+        shown = q.layers.beside_s(passes, both * sum(gathers) + sum(scatters)) - passes
+    elif options.stage == 3:
+        shown = _in_time(job, q, late, units, gathers, scatters) - passes
+    else:
+        computed, end = q.layers.overlapped_s(
+            q.scale * late,
+            lambda ready_s: wait_free(ready_s, scatters[::-1]),
+            numbers,
+        )
+        shown = end - computed + sum(gathers)
+    times = 3.0 if options.stage == 3 and options.reshard_after_forward else 2.0
+    moved = times * costs.half_ring_bytes(q.workers, q.gradient_bytes)
+    return Phases(
+        parts={
+            "compute": Phase(compute, "compute"),
+            "wait for the slowest": Phase(compute * (late - 1.0), "straggler"),
+            "gather and scatter": Phase(where(alone, 0.0, shown), "network"),
+        },
+        busy_s={"link of each node": where(q.nodes > 1, moved / q.bandwidth_bytes_per_s, 0.0)},
+        updates=1.0 / q.workers,
+    )
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation: where nothing is gathered in time."""
+    data = job.workload.data_loading_s == 0.0
+    return job.options.stage < 3 and data and alike(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    return "workers that share cores" if job.cluster.worker_threads is not None else None
+
+
+def _in_time(
+    job: Job,
+    q: Quantities,
+    late: Quantity,
+    units: Units,
+    gathers: list[Quantity],
+    scatters: list[Quantity],
+) -> Quantity:
+    """Until all gradients are scattered, if each unit is gathered before it computes.
+
+    One collective at a time, in the order in which they are ready: at the end of a computation
+    first what is gathered ahead, then the gradients that it made.
+    """
+    options: Options = job.options
+    layers = expanded(job.workload).layers
+    scale = q.scale * late
+    count = len(units.first)
+    bounds = [0, *units.first[1:].tolist(), len(layers)]
+    spans = list(itertools.pairwise(bounds))
+    computing = [scale * sum(a.forward_s for a in layers[i:j]) for i, j in spans]
+    computing += [scale * sum(a.backward_s for a in layers[i:j]) for i, j in spans[::-1]]
+    gathering = gathers + (gathers[::-1] if options.reshard_after_forward else [])
+    ahead = options.prefetch + 1
+    free: Quantity = 0.0
+    end: Quantity = 0.0
+    gathered: list[Quantity] = []
+    for step in range(-1, len(computing)):
+        if step >= 0:
+            begin = maximum(end, gathered[step]) if step < len(gathering) else end
+            end = begin + computing[step]
+        while len(gathered) < len(gathering) and _after(len(gathered), count, ahead) <= step:
+            free = maximum(free, end) + gathering[len(gathered)]
+            gathered.append(free)
+        if step >= count:
+            free = maximum(free, end) + scatters[2 * count - 1 - step]
+    return maximum(end, free)
+
+
+def _after(gather: int, count: int, ahead: int) -> int:
+    """The computation after which a gather may begin, -1 for none: that many ahead of its own, and
+    once its unit, one of ``count``, has been freed."""
+    freed = 2 * count - 1 - gather if gather >= count else -1
+    return max(gather - ahead, freed, -1)
+
+
 def _edge_from_all(b: GraphBuilder, before: Ids, after: Ids, lag: int = 0) -> None:
     """Let ``after`` (ops,) wait for ``before`` (workers, ops) of every worker."""
     b.edge(before, np.broadcast_to(after, before.shape), lag)
@@ -210,4 +314,7 @@ ARCHITECTURE = Architecture(
     aliases={"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}},
     fold=_fold,
     unused=lambda options: options.unused,
+    coarse=Coarse(
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.1)
+    ),
 )

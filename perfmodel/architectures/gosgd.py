@@ -7,12 +7,14 @@ from collections.abc import Collection
 
 import msgspec
 
-from perfmodel.architectures import Architecture, ModelAge
+from perfmodel.algebra import maximum, where
+from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
 from perfmodel.architectures._gossip import Partners, add_begin, add_network, others
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, steady
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
+from perfmodel.phases import Phase, Phases, Quantities, mixed
 
 MOST_STEPS = 1_000_000
 """Steps that a worker may be ahead of its messages at most."""
@@ -83,6 +85,54 @@ def _add_merges(
         b.mailbox(int(merge[worker]), to, options.merge_per_model_s * workers.slowdown[worker])
 
 
+def phases(job: Job, q: Quantities) -> Phases:
+    """A worker's iteration; each goes at its own pace."""
+    return mixed(q.counts, [_alone(job, kind) for kind in q.by_class()])
+
+
+def _alone(job: Job, q: Quantities) -> Phases:
+    """Computation and merging, or sending where that takes longer.
+
+    A sender's models go one after the other, each to a random link that other senders share. With
+    as many senders as receivers this is a closed network of n customers at n - 1 links, which are
+    all equally likely: one finds (n - 2) / (n - 1) others, however long models take.
+    """
+    options: Options = job.options
+    p, alone = options.probability, q.workers <= 1
+    others = maximum(q.workers - 1.0, 1.0)
+    away = maximum(q.workers - q.devices_per_node, 0.0) / others
+    compute = q.forward_s + q.backward_s + q.optimizer_s
+    merge = p * options.merge_per_model_s * q.slowdown
+    link = away * q.devices_per_node * q.gradient_bytes / q.bandwidth_bytes_per_s
+    found = maximum(q.workers - 1.0 - q.devices_per_node, 0.0) / others
+    late = maximum(p * link * (1.0 + found) - compute - merge, 0.0)
+    return Phases(
+        parts={
+            "compute": Phase(compute, "compute"),
+            "merge": Phase(where(alone, 0.0, merge), "compute"),
+            "push": Phase(where(alone, 0.0, late), "network"),
+        },
+        busy_s={"link of each node": where(alone, 0.0, p * link)},
+        updates=1.0 / q.workers,
+    )
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation: where nobody sends."""
+    silent = job.workers == 1 or job.options.probability == 0.0
+    data = job.workload.data_loading_s == 0.0
+    return silent and data and steady(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    beyond = {
+        "workers that share cores": job.cluster.worker_threads is not None,
+        "a core that limits": job.cluster.core_oversubscription is not None,
+    }
+    return next((text for text, there in beyond.items() if there), None)
+
+
 def model_age(job: Job) -> ModelAge | None:
     """Local steps since a worker last sent its model; None if it never does.
 
@@ -121,4 +171,7 @@ ARCHITECTURE = Architecture(
     source="Blot, Picard, Cord, Thome, 2016, arXiv 1611.01852",
     unused=_unused,
     model_age=model_age,
+    coarse=Coarse(
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.06)
+    ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.architectures import Architecture, ModelAge
+from perfmodel.algebra import where
+from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
 from perfmodel.architectures._collectives import (
     REDUCTION_ASSUMPTIONS,
     REDUCTION_HELP,
@@ -12,11 +13,15 @@ from perfmodel.architectures._collectives import (
     Members,
     Reduction,
     all_reduce_cost,
+    all_reduce_rate,
+    closed,
+    moved_between_nodes,
 )
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, stagger_s
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, alike, stagger_s
 from perfmodel.errors import whole_number
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
+from perfmodel.phases import Phase, Phases, Quantities
 
 PERIOD = 8
 MOST_PERIOD = 1000
@@ -80,6 +85,35 @@ def model_age(job: Job) -> ModelAge | None:
     return ModelAge(float(period), (period - 1) / 2.0, (9 * period + 9) // 10 - 1)
 
 
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, and a part of the average in every step."""
+    period = job.options.period
+    late, alone = q.slowest(steps=period), q.workers <= 1
+    compute = q.forward_s + q.backward_s + q.optimizer_s
+    average = all_reduce_rate(q, job.options).seconds(q.gradient_bytes) / period
+    moved = moved_between_nodes(q, job.options, q.gradient_bytes) / period
+    return Phases(
+        parts={
+            "compute": Phase(compute, "compute"),
+            "wait for the slowest": Phase(compute * (late - 1.0), "straggler"),
+            "average": Phase(where(alone, 0.0, average), "network"),
+        },
+        busy_s={"link of each node": where(q.nodes > 1, moved / q.bandwidth_bytes_per_s, 0.0)},
+        updates=1.0 / q.workers,
+    )
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation."""
+    data = job.workload.data_loading_s == 0.0
+    return closed(job, job.options) and data and alike(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    return "workers that share cores" if job.cluster.worker_threads is not None else None
+
+
 def _fold(job: Job) -> OpGraph:
     return build(job, fold=True)
 
@@ -102,4 +136,7 @@ ARCHITECTURE = Architecture(
     fold=_fold,
     unused=lambda options: options.unused,
     model_age=model_age,
+    coarse=Coarse(
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
+    ),
 )

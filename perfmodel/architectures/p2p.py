@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import Architecture
+from perfmodel.algebra import maximum, where
+from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
 from perfmodel.architectures._network import Network
-from perfmodel.architectures._workers import Workers, add_workers, stagger_s
+from perfmodel.architectures._workers import Workers, add_workers, plain, stagger_s
 from perfmodel.errors import number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
+from perfmodel.phases import Phase, Phases, Quantities
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -174,6 +177,65 @@ class _Lines:
         return found
 
 
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, what of the exchange it does not hide, and the last layer's update."""
+    options: Options = job.options
+    late, alone = q.slowest(), q.workers <= 1
+    sharded = options.exchange == "sharded"
+    parts = q.workers if sharded else 1.0
+    sent = options.sent_share * (2.0 if sharded else 1.0) / parts
+    away = q.workers - q.devices_per_node  # peers on other nodes
+    link = maximum(away, 0.0) * q.devices_per_node / q.bandwidth_bytes_per_s
+    inside = (q.workers - 1.0) / q.inside_bandwidth_bytes_per_s
+    per_byte_s = sent * maximum(link, inside)
+    adding_s = (options.reduce_per_byte_s + options.decode_per_byte_s) * (q.workers - 1.0) / parts
+    apply_s = q.optimizer_s / parts + q.slowdown * adding_s * q.gradient_bytes
+    encode_per_byte_s = where(alone, 0.0, options.encode_per_byte_s * q.slowdown)
+    hops = where(alone, 0.0, (2.0 if sharded else 1.0) * q.latency_s)
+    computed, _, end = q.layers.backward_and_send_s(
+        q.scale * late,
+        [(0.0, per_byte_s)],
+        encode_per_byte_s=encode_per_byte_s * late,
+        latency_s=hops,
+        overlap=options.overlap,
+        ahead=options.overlap,
+    )
+    first = q.layers.bytes[0] / q.gradient_bytes
+    compute, encode = q.forward_s + q.backward_s, encode_per_byte_s * q.gradient_bytes
+    shown = maximum(end - computed + first * apply_s - apply_s, 0.0)
+    return Phases(
+        parts={
+            "compute": Phase(compute, "compute"),
+            "wait for the slowest": Phase((compute + encode + apply_s) * (late - 1.0), "straggler"),
+            "compress": Phase(encode, "compute"),
+            "update": Phase(apply_s, "compute"),
+            "exchange": Phase(where(alone, 0.0, shown), "network"),
+        },
+        busy_s={"link of each node": where(alone, 0.0, sent * link * q.gradient_bytes)},
+        updates=1.0 / q.workers,
+    )
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation: where adding up gradients takes no time."""
+    options: Options = job.options
+    adding = job.workload.optimizer_s + options.reduce_per_byte_s + options.decode_per_byte_s
+    whole = options.exchange == "full" and options.partition_bytes == math.inf
+    return whole and adding == 0.0 and plain(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    options: Options = job.options
+    beyond = {
+        "workers that share cores": job.cluster.worker_threads is not None,
+        "a core that limits": job.cluster.core_oversubscription is not None,
+        f"transmission={options.transmission}": options.transmission != "fifo",
+        "credit": options.credit_bytes > 0.0,
+    }
+    return next((text for text, there in beyond.items() if there), None)
+
+
 def _fold(job: Job) -> OpGraph | None:
     """Workers that share a node differ in whom they reach without the network."""
     if job.workers > 1 and job.cluster.node_of_worker(job.workers - 1) < job.workers - 1:
@@ -211,4 +273,7 @@ ARCHITECTURE = Architecture(
     "SoCC 2016, doi 10.1145/2987550.2987586",
     fold=_fold,
     unused=_unused,
+    coarse=Coarse(
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
+    ),
 )

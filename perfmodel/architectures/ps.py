@@ -4,131 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import Architecture
-from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
+from perfmodel.architectures import Architecture, Coarse
+from perfmodel.architectures._messages import TRANSMISSION_HELP
 from perfmodel.architectures._network import Network, homes_of, node_names
+from perfmodel.architectures._placement import slices_of
+from perfmodel.architectures._ps_options import Options
+from perfmodel.architectures._ps_phases import band, exact, leaves_out, phases
 from perfmodel.architectures._workers import Workers, add_workers, stagger_s
-from perfmodel.errors import InputError, number, whole_number
+from perfmodel.errors import InputError
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
-from perfmodel.workload import Workload
-
-MOST_SERVERS = 10_000
-"""Servers of one job; more is taken for a slip of the keyboard."""
-
-HASH = 9973
-"""Factor by which MXNet's KVStore spreads keys over servers (kvstore_dist.h, EncodeDefaultKey)."""
-
-
-class Options(Transmission, frozen=True, forbid_unknown_fields=True):
-    """Options of the parameter server; the registry entry below says what each means."""
-
-    sync: Literal["bsp", "asp", "ssp"] = "bsp"
-    staleness_bound: float = 3.0
-    servers: int = 1
-    overlap: bool = True
-    duplex: bool = False
-    pull: Literal["reply", "request"] = "reply"
-    sharding: Literal["bytes", "hash"] = "bytes"
-    split_above_bytes: float = 4e6
-    local_aggregation: bool = False
-    backup_workers: int = 0
-    softsync: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("servers", self.servers, at_most=MOST_SERVERS)
-        if self.split_above_bytes != math.inf:
-            number("split_above_bytes", self.split_above_bytes)
-        bound = self.staleness_bound
-        if bound != math.inf and (number("staleness_bound", bound) != int(bound)):
-            raise InputError(f"staleness_bound: expected a whole number or inf, got {bound:g}")
-        whole_number("backup_workers", self.backup_workers, at_least=0)
-        whole_number("softsync", self.softsync)
-        for name, used, needs in (
-            ("local_aggregation", self.local_aggregation, self.sync == "bsp"),
-            ("backup_workers", self.backup_workers > 0, self.sync == "bsp"),
-        ):
-            if used and not needs:
-                raise InputError(f"{name}: needs sync=bsp, got sync={self.sync}")
-        if self.softsync > 1 and self.sync != "asp":
-            raise InputError(f"softsync: needs sync=asp, got sync={self.sync}")
-        if self.pull == "request" and not self.duplex:
-            raise InputError("pull=request: needs duplex, where a push is answered at once")
-        if self.backup_workers > 0 and (self.duplex or self.local_aggregation):
-            other = "duplex" if self.duplex else "local_aggregation"
-            raise InputError(f"backup_workers: cannot be combined with {other}")
-        if self.local_aggregation and self.compression != "none":
-            raise InputError("local_aggregation: cannot be combined with compression")
-
-    @property
-    def unused(self) -> set[str]:
-        """Options that have no effect, given the others."""
-        return super().unused | {
-            name
-            for name, without_effect in (
-                ("staleness_bound", self.sync != "ssp"),
-                ("sharding", self.servers == 1),
-                ("split_above_bytes", self.servers == 1),
-                ("pull", not self.duplex),
-                ("local_aggregation", self.sync != "bsp"),
-                ("backup_workers", self.sync != "bsp"),
-                ("softsync", self.sync != "asp"),
-            )
-            if without_effect
-        }
-
-
-class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """What each layer keeps on each server, in the order in which backward makes the gradients.
-
-    All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, and how many tensors
-    (or parts of tensors) they are.
-    """
-
-    layer: Ids
-    server: Ids
-    bytes: Floats
-    tensors: Floats
-
-
-def slices_of(workload: Workload, options: Options) -> Slices:
-    """Place a workload's tensors; what one layer has on one server travels together.
-
-    Tensors of more than ``split_above_bytes`` are cut evenly over all servers. The others go whole:
-    by *hash* of their number, or, the largest first, to the server with the fewest *bytes* so far.
-    Slices larger than ``partition_bytes`` are then cut evenly.
-    """
-    tensors = tensors_of(workload)
-    servers = options.servers
-    cut = tensors.bytes > options.split_above_bytes if servers > 1 else tensors.bytes < 0.0
-    whole = np.flatnonzero(~cut)
-    home = tensors.key * HASH % servers
-    if options.sharding == "bytes":
-        load = np.bincount([], minlength=servers) + tensors.bytes[cut].sum() / servers
-        for t in whole[np.argsort(-tensors.bytes[whole], kind="stable")]:
-            home[t] = load.argmin()
-            load[home[t]] += tensors.bytes[t]
-    held: dict[tuple[int, int], list[float]] = {}
-    for t, layer in enumerate(tensors.layer.tolist()):
-        parts = range(servers) if cut[t] else (int(home[t]),)
-        for server in parts:
-            held.setdefault((layer, server), []).append(tensors.bytes[t] / len(parts))
-    where = np.array(list(held))
-    size = np.array([sum(parts) for parts in held.values()])
-    count = np.array([len(parts) for parts in held.values()], np.float64)
-    times = np.maximum(np.ceil(size / options.partition_bytes), 1.0).astype(np.int64)
-    return Slices(
-        layer=np.repeat(where[:, 0], times),
-        server=np.repeat(where[:, 1], times),
-        bytes=np.repeat(size / times, times),
-        tensors=np.repeat(np.maximum(count / times, 1.0), times),
-    )
 
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):
@@ -497,4 +387,5 @@ ARCHITECTURE = Architecture(
     "doi 10.1145/3341301.3359642",
     aliases={sync: {"sync": sync} for sync in ("bsp", "asp", "ssp")},
     unused=_unused,
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, band=band),
 )
