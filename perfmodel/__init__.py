@@ -17,18 +17,27 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from perfmodel.api import build_graph, make_job, predict
     from perfmodel.cluster import Cluster, Link, NodeOverride, Server, read_cluster
+    from perfmodel.coarse import Variants, evaluate
+    from perfmodel.comparison import Comparison, compare
+    from perfmodel.crossovers import Crossover, Explanation, explain
     from perfmodel.device import Device
     from perfmodel.errors import DeadlockError, InputError, PerfmodelError
+    from perfmodel.formulas import Formula, formula
     from perfmodel.job import Jitter, Job, Straggler, read_job
     from perfmodel.prediction import Prediction
     from perfmodel.profile import Profile, read_profile
     from perfmodel.provenance import Source
+    from perfmodel.sweeps import Sweep, sweep
     from perfmodel.workload import Workload, WorkloadLayer
 
 _HOME = {
     "Cluster": "cluster",
+    "Comparison": "comparison",
+    "Crossover": "crossovers",
     "DeadlockError": "errors",
     "Device": "device",
+    "Explanation": "crossovers",
+    "Formula": "formulas",
     "InputError": "errors",
     "Jitter": "job",
     "Job": "job",
@@ -40,20 +49,31 @@ _HOME = {
     "Server": "cluster",
     "Source": "provenance",
     "Straggler": "job",
+    "Sweep": "sweeps",
+    "Variants": "coarse",
     "Workload": "workload",
     "WorkloadLayer": "workload",
     "build_graph": "api",
+    "compare": "comparison",
+    "evaluate": "coarse",
+    "explain": "crossovers",
+    "formula": "formulas",
     "make_job": "api",
     "predict": "api",
     "read_cluster": "cluster",
     "read_job": "job",
     "read_profile": "profile",
+    "sweep": "sweeps",
 }
 
 __all__ = [
     "Cluster",
+    "Comparison",
+    "Crossover",
     "DeadlockError",
     "Device",
+    "Explanation",
+    "Formula",
     "InputError",
     "Jitter",
     "Job",
@@ -65,14 +85,21 @@ __all__ = [
     "Server",
     "Source",
     "Straggler",
+    "Sweep",
+    "Variants",
     "Workload",
     "WorkloadLayer",
     "build_graph",
+    "compare",
+    "evaluate",
+    "explain",
+    "formula",
     "make_job",
     "predict",
     "read_cluster",
     "read_job",
     "read_profile",
+    "sweep",
 ]
 
 

@@ -5,40 +5,57 @@ Only click is imported here; the rest is imported when a command runs, so that h
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from perfmodel import __version__
 from perfmodel.errors import InputError, PerfmodelError
 
+if TYPE_CHECKING:
+    from perfmodel.grids import Skipped
+
 KINDS = ("architectures", "models", "devices", "clusters")
 
+Command = Callable[..., Any]
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
+Reader = Callable[[str, str], Any]
+"""Reads the text of an option, whose flag comes second, for errors."""
 
-Reader = Callable[[click.Context, click.Parameter, Any], Any]
+
+def _text(text: str, _: str) -> str:
+    return text
+
+
+def _whole(text: str, flag: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
 
 
 def _quantity(dimension: str) -> Reader:
     """Read text with a unit as SI."""
 
-    def read(_: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    def read(text: str, flag: str) -> float:
         from perfmodel.units import parse
 
-        return None if text is None else parse(text, dimension, f"--{option.name}")
+        return parse(text, dimension, flag)
 
     return read
 
 
-def _jitter(_: click.Context, __: click.Parameter, text: str | None) -> Any:
+def _jitter(text: str, _: str) -> Any:
     from perfmodel.job import Jitter
 
-    return None if text is None else Jitter.parse(text)
+    return Jitter.parse(text)
 
 
 def _stragglers(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> Any:
@@ -47,11 +64,147 @@ def _stragglers(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -
     return tuple(Straggler.parse(text) for text in texts)
 
 
-def _fraction(_: click.Context, option: click.Parameter, text: str | None) -> float | None:
+def _fraction(text: str, flag: str) -> float:
     """Read ``1%`` or ``0.01``."""
     from perfmodel.units import fraction
 
-    return None if text is None else fraction(text, f"--{str(option.name).replace('_', '-')}")
+    return fraction(text, flag)
+
+
+def _one(read: Reader) -> Callback:
+    """Read a value."""
+    return lambda _, option, text: None if text is None else read(text, option.opts[0])
+
+
+def _list(read: Reader, *, ranges: bool) -> Callback:
+    """Read a list of values, or a single one."""
+
+    def callback(_: click.Context, option: click.Parameter, text: str | None) -> Any:
+        flag = option.opts[0]
+        return None if text is None else _items(text, flag, read, ranges=ranges)
+
+    return callback
+
+
+def _items(text: str, flag: str, read: Reader = _text, *, ranges: bool = True) -> Any:
+    from perfmodel.grids import values
+
+    found = [read(part, flag) for part in values(text, flag, ranges=ranges)]
+    return found if len(found) > 1 else found[0]
+
+
+def _all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command], Command]:
+    """The options that describe a job.
+
+    With ``lists`` those that name a value take several; with ``jobs`` there may be several --job.
+    """
+
+    def value(
+        flag: str, read: Reader, metavar: str, help: str, *, ranges: bool = False
+    ) -> Callable[[Command], Command]:
+        callback = _list(read, ranges=ranges) if lists else _one(read)
+        return click.option(
+            flag, callback=callback, metavar=f"{metavar},..." if lists else metavar, help=help
+        )
+
+    def whole(flag: str, help: str) -> Callable[[Command], Command]:
+        return value(flag, _whole, "N", help, ranges=True)
+
+    job = "Job file; the flags below override what it says."
+    described = (
+        click.option("--job", metavar="FILE", multiple=jobs, help=job + " Repeatable." * jobs),
+        value("--model", _text, "NAME", "Model of the catalogue (see: perfmodel list models)."),
+        value("--workload", _text, "FILE", "Workload file, instead of --model."),
+        value("--device", _text, "NAME", "Device the workload's times are for."),
+        value("--precision", _text, "NAME", "float32, tf32 or mixed, where the profile has it."),
+        whole("--batch-size", "Samples per worker and iteration."),
+        whole("--global-batch-size", "Samples of all workers together."),
+        value("--cluster", _text, "NAME|FILE", "Cluster of the catalogue, or a file."),
+        value("--bandwidth", _quantity("bytes_per_s"), "10Gbps", "Of every link."),
+        value("--latency", _quantity("s"), "50us", "One way, of every link."),
+        whole("--workers", "[default: 1]"),
+        value("--arch", _text, "NAME", "Architecture (perfmodel list).  [default: ps]"),
+        whole("--servers", "Parameter servers.  [default: 1]"),
+        value("--sync", _text, "bsp|asp|ssp", "How the parameter server synchronises."),
+        value(
+            "--staleness-bound",
+            _text,
+            "S",
+            "Iterations a worker may be ahead (ssp); inf: any.",
+            ranges=True,
+        ),
+        click.option(
+            "--overlap/--no-overlap", default=None, help="Communicate during computation."
+        ),
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            metavar="KEY=VALUE,..." if lists else "KEY=VALUE",
+            help="Any option of the architecture (perfmodel show ARCH); repeatable.",
+        ),
+        value(
+            "--jitter",
+            _jitter,
+            "0.1|gamma:0.1|measured",
+            "Random spread of compute per worker and iteration.",
+            ranges=True,
+        ),
+        click.option(
+            "--straggler",
+            "stragglers",
+            multiple=True,
+            metavar="WORKER:FACTOR",
+            callback=_stragglers,
+            help="A worker that computes FACTOR times as long; repeatable.",
+        ),
+        click.option(
+            "--start",
+            type=click.Choice(["together", "staggered"]),
+            help="Workers begin at once or at random offsets.",
+        ),
+        whole("--seed", "Of everything random.  [default: 0]"),
+    )
+
+    return _all_of(described)
+
+
+def model_options(default: str, *more: str) -> Callable[[Command], Command]:
+    """The options that say how a job is predicted."""
+    kinds = ["fine", "coarse", *more, "auto"]
+    described = (
+        click.option(
+            "--fidelity",
+            type=click.Choice(kinds),
+            default=default,
+            help="Simulate every operation (fine), or add up phases (coarse); auto: coarse where "
+            f"its error is within --tolerance.  [default: {default}]",
+        ),
+        click.option(
+            "--tolerance",
+            metavar="5%",
+            callback=_one(_fraction),
+            help="Error that auto accepts in 9 of 10 jobs, of the iteration.  [default: 5%]",
+        ),
+        click.option(
+            "--rel-ci",
+            metavar="1%",
+            callback=_one(_fraction),
+            help="Simulate a random job until its 95 % confidence interval is this narrow.  "
+            "[default: 1%]",
+        ),
+    )
+
+    return _all_of(described)
 
 
 @click.group(
@@ -67,59 +220,8 @@ def cli(context: click.Context) -> None:
 
 
 @cli.command()
-@click.option("--job", metavar="FILE", help="Job file; the flags below override what it says.")
-@click.option("--model", help="Model of the catalogue (see: perfmodel list models).")
-@click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
-@click.option("--device", help="Device the workload's times are for.")
-@click.option("--precision", help="float32, tf32 or mixed, where the profile has it.")
-@click.option("--batch-size", type=int, metavar="N", help="Samples per worker and iteration.")
-@click.option("--global-batch-size", type=int, metavar="N", help="Samples of all workers together.")
-@click.option("--cluster", metavar="NAME|FILE", help="Cluster of the catalogue, or a file.")
-@click.option(
-    "--bandwidth", metavar="10Gbps", callback=_quantity("bytes_per_s"), help="Of every link."
-)
-@click.option("--latency", metavar="50us", callback=_quantity("s"), help="One way, of every link.")
-@click.option("--workers", type=int, metavar="N", help="[default: 1]")
-@click.option("--arch", help="Architecture (perfmodel list).  [default: ps]")
-@click.option("--servers", type=int, metavar="N", help="Parameter servers.  [default: 1]")
-@click.option("--sync", metavar="bsp|asp|ssp", help="How the parameter server synchronises.")
-@click.option(
-    "--staleness-bound", metavar="S", help="Iterations a worker may be ahead (ssp); inf: any."
-)
-@click.option("--overlap/--no-overlap", default=None, help="Communicate during computation.")
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any option of the architecture (perfmodel show ARCH); repeatable.",
-)
-@click.option(
-    "--jitter",
-    metavar="0.1|gamma:0.1|measured",
-    callback=_jitter,
-    help="Random spread of compute per worker and iteration.",
-)
-@click.option(
-    "--straggler",
-    "stragglers",
-    multiple=True,
-    metavar="WORKER:FACTOR",
-    callback=_stragglers,
-    help="A worker that computes FACTOR times as long; repeatable.",
-)
-@click.option(
-    "--start",
-    type=click.Choice(["together", "staggered"]),
-    help="Workers begin at once or at random offsets.",
-)
-@click.option("--seed", type=int, metavar="N", help="Of everything random.  [default: 0]")
-@click.option(
-    "--rel-ci",
-    metavar="1%",
-    callback=_fraction,
-    help="Simulate a random job until its 95 % confidence interval is this narrow.  [default: 1%]",
-)
+@job_options()
+@model_options("fine", "both")
 @click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -132,28 +234,120 @@ def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) ->
     perfmodel predict --model resnet18 --arch ps --workers 8
     perfmodel predict --model vgg16 --device v100 --arch ring --workers 16 --bandwidth 25Gbps
     """
-    from perfmodel import api, files
+    from perfmodel import api
+    from perfmodel.grids import per_worker
 
-    totals = {name: given.pop(name) for name in ("dataset_size", "epochs")}
-    rel_ci = given.pop("rel_ci")
-    totals |= {"rel_ci": rel_ci} if rel_ci is not None else {}
-    job = api.make_job(**_job_arguments(given))
+    asked = {name: given.pop(name) for name in ("dataset_size", "epochs")} | _asked(given)
+    fidelity = asked["fidelity"]
+    if trace is not None and fidelity in ("coarse", "auto"):
+        raise InputError("--trace: shows a simulation; needs --fidelity fine")
+    _check_files(plot, trace)
+    arguments = _job_arguments(given, given.pop("job"))
+    job = api.make_job(**per_worker(arguments, "--global-batch-size"))
+    if fidelity == "both":
+        asked["fidelity"] = "fine"
     with _progress() as advance:
-        prediction = api.predict(job, **totals, progress=advance)
+        prediction = api.predict(job, **asked, progress=advance)
+    other = api.predict(job, **asked | {"fidelity": "coarse"}) if fidelity == "both" else None
+    written = []
     if trace is not None:
         import json
 
-        files.write(trace, json.dumps(prediction.to_chrome_trace()).encode())
-        click.echo(f"wrote {trace}; open it at https://ui.perfetto.dev", err=True)
+        data = json.dumps(prediction.to_chrome_trace()).encode()
+        written.append((trace, data, "; open it at https://ui.perfetto.dev"))
     if plot is not None:
-        files.write(plot, prediction.to_image(plot.rpartition(".")[2].lower()))
-        click.echo(f"wrote {plot}", err=True)
-    if as_json:
+        written.append((plot, prediction.to_image(_ending(plot)), ""))
+    _write(written)
+    if as_json and other is not None:
+        from perfmodel.comparison import both_as_json
+
+        click.echo(both_as_json(prediction, other))
+    elif as_json:
         click.echo(prediction.to_json())
     else:
         from perfmodel import report
 
-        report.prediction(prediction)
+        if other is not None:
+            report.both(prediction, other)
+        else:
+            report.prediction(prediction)
+
+
+@cli.command()
+@job_options(lists=True)
+@model_options("auto")
+@click.option("--csv", metavar="FILE", help="Write the table as CSV; - prints it instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+def sweep(csv: str | None, as_json: bool, plot: str | None, **given: Any) -> None:
+    """Predict every combination of lists of values.
+
+    Options with a value take lists: 10Gbps,25Gbps. Lists of numbers may continue: 1,2,4..64
+    doubles, 8,16..64 goes up by 8, 1..8 by 1.
+
+    \b
+    perfmodel sweep --model resnet50 --device v100 --arch ring,ps --workers 1,2,4..64
+    perfmodel sweep --model vgg16 --device v100 --workers 8 --option servers=1..8 --plot servers.png
+    """
+    from perfmodel import sweeps
+
+    if csv == "-" and as_json:
+        raise InputError("--csv - and --json: both print; give one of them")
+    _check_files(plot, csv if csv != "-" else None)
+    asked = _asked(given)
+    arguments = _job_arguments(given, given.pop("job"), lists=True)
+    with _progress() as advance:
+        found = sweeps.sweep(**asked, **arguments, progress=advance)
+    written = []
+    if csv is not None and csv != "-":
+        written.append((csv, found.to_csv().encode(), ""))
+    if plot is not None:
+        written.append((plot, found.to_image(_ending(plot)), ""))
+    _write(written)
+    if csv == "-":
+        click.echo(found.to_csv(), nl=False)
+    elif as_json:
+        click.echo(found.to_json())
+    else:
+        from perfmodel import report
+
+        report.sweep(found)
+    _say(found.notes, found.skipped)
+
+
+@cli.command()
+@job_options(lists=True, jobs=True)
+@model_options("fine")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+def compare(as_json: bool, plot: str | None, **given: Any) -> None:
+    """Put jobs side by side, and say why one is faster than another.
+
+    The jobs are files, every combination of lists of values as in perfmodel sweep, or both.
+
+    \b
+    perfmodel compare --model vgg16 --device v100 --workers 8 --arch ring,ps --servers 1,4
+    perfmodel compare --job old.toml --job new.toml
+    """
+    from perfmodel import comparison
+
+    _check_files(plot)
+    asked = _asked(given)
+    paths: tuple[str | None, ...] = given.pop("job") or (None,)
+    found = comparison.gathered(
+        [(path, _job_arguments(dict(given), path, lists=True)) for path in paths]
+    )
+    with _progress() as advance:
+        answer = comparison.compare(found.jobs, found.names, **asked, progress=advance)
+    if plot is not None:
+        _write([(plot, answer.to_image(_ending(plot)), "")])
+    if as_json:
+        click.echo(answer.to_json())
+    else:
+        from perfmodel import report
+
+        report.comparison(answer)
+    _say(found.notes, found.skipped)
 
 
 @cli.command("list")
@@ -166,45 +360,103 @@ def list_(kind: str | None) -> None:
 
 
 @cli.command()
+@job_options()
+@click.option("--against", metavar="NAME", help="Where is this architecture faster, or slower?")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def explain(against: str | None, as_json: bool, **given: Any) -> None:
+    """Say which phase of an iteration rules, and where it stops ruling.
+
+    By the formulas of the coarse model: at how many workers, which bandwidth or batch size another
+    phase takes longer, and how many workers saturate a server.
+
+    \b
+    perfmodel explain --model resnet50 --device v100 --arch ps --workers 8
+    perfmodel explain --model resnet50 --device v100 --arch asp --workers 8 --against ring
+    """
+    from perfmodel import api, crossovers, report
+    from perfmodel.grids import per_worker
+
+    arguments = per_worker(_job_arguments(given, given.pop("job")), "--global-batch-size")
+    job = api.make_job(**arguments)
+    found = crossovers.explain(job)
+    others: tuple[crossovers.Crossover, ...] = ()
+    if against is not None:
+        other = api.make_job(**crossovers.other_arguments(arguments, against))
+        others = crossovers.against(job, other, arguments.get("arch", job.architecture), against)
+    if as_json:
+        import json
+
+        values = found.to_dict() | {"against": [c.to_dict() for c in others]}
+        click.echo(json.dumps(values, indent=2))
+    else:
+        report.explanation(found, job, others)
+
+
+@cli.command()
 @click.argument("name")
-def show(name: str) -> None:
-    """Show an architecture, model, device or cluster: its figures, assumptions and sources."""
+@click.option("--formula", is_flag=True, help="Of an architecture: its coarse model, to read.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --formula, an option of the architecture; repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --formula: print one JSON object.")
+def show(name: str, formula: bool, options: tuple[str, ...], as_json: bool) -> None:
+    """Show an architecture, model, device or cluster: its figures, assumptions and sources.
+
+    \b
+    perfmodel show resnet50
+    perfmodel show ps --formula --option overlap=false
+    """
     from perfmodel import report
 
-    report.show(name)
+    if not formula:
+        for flag, given in (("--option", bool(options)), ("--json", as_json)):
+            if given:
+                raise InputError(f"{flag}: needs --formula")
+        report.show(name)
+        return
+    from perfmodel import formulas
+
+    flags = {"servers": None, "sync": None, "staleness_bound": None, "overlap": None}
+    chosen = _options({"options": options, **flags}, lists=False)
+    found = formulas.of_architecture(name, chosen)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        report.formula(found)
 
 
-def _job_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of make_job: those of the job file, then whatever flags were given."""
-    from perfmodel.errors import whole_number
+def _job_arguments(
+    given: dict[str, Any], path: str | None, *, lists: bool = False
+) -> dict[str, Any]:
+    """Arguments of make_job, or of a sweep: those of the job file, then whatever flags were given.
+
+    Either may have ``global_batch_size`` in the place of ``batch_size``.
+    """
     from perfmodel.job import read_job
 
-    path = given.pop("job")
     arguments = read_job(path) if path is not None else {}
-    batch, whole = given.pop("batch_size"), given.pop("global_batch_size")
-    options = _options(given)
+    options = _options(given, lists=lists)
     for flag, name in (("bandwidth", "bandwidth_bytes_per_s"), ("latency", "latency_s")):
         given[name] = given.pop(flag)
-    for one, other in (("model", "workload"), ("workload", "model")):
+    for one, other in (
+        *(("model", "workload"), ("workload", "model")),
+        ("global_batch_size", "batch_size"),
+    ):
         if given[one] is not None and given[other] is None:
             arguments.pop(other, None)
-    arguments |= {name: value for name, value in given.items() if value not in (None, ())}
-    if batch is not None and whole is not None:
+    if given["batch_size"] is not None and given["global_batch_size"] is not None:
         raise InputError("--batch-size and --global-batch-size: give one of them")
-    if whole is not None:
-        workers = whole_number("--workers", arguments.get("workers", 1))
-        whole_number("--global-batch-size", whole)
-        if whole % workers:
-            raise InputError(
-                f"--global-batch-size: {whole} samples cannot be shared evenly by {workers} workers"
-            )
-        batch = whole // workers
-    if batch is not None:
-        arguments["batch_size"] = batch
+    arguments |= {name: value for name, value in given.items() if value not in (None, ())}
     return {**arguments, "options": {**arguments.get("options", {}), **options}}
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
+def _options(given: dict[str, Any], *, lists: bool) -> dict[str, Any]:
     """The architecture's options from --option and from the flags that stand for one."""
     options: dict[str, Any] = {}
     for text in given.pop("options"):
@@ -213,7 +465,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
             raise InputError(f"--option: expected KEY=VALUE, got {text!r}")
         if key in options:
             raise InputError(f"--option: {key} is given twice")
-        options[key] = value
+        options[key] = _items(value, f"--option {key}") if lists else value
     for flag in ("servers", "sync", "staleness_bound", "overlap"):
         value = given.pop(flag)
         if value is not None:
@@ -222,6 +474,56 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
                 raise InputError(f"--{dashed} and --option {flag}: give one of them")
             options[flag] = value
     return options
+
+
+def _asked(given: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of ``given`` how to predict, as arguments of predict, without what is not given."""
+    asked = {name: given.pop(name) for name in ("fidelity", "tolerance", "rel_ci")}
+    if asked["tolerance"] is not None and asked["fidelity"] != "auto":
+        raise InputError("--tolerance: needs --fidelity auto")
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _ending(path: str) -> str:
+    return path.rpartition(".")[2].lower()
+
+
+def _check_files(plot: str | None, *others: str | None) -> None:
+    """Refuse files that cannot be written before work is done for them."""
+    if plot is not None:
+        from perfmodel.plot import check
+
+        check(_ending(plot))
+    for path in filter(None, (plot, *others)):
+        import tempfile
+        from pathlib import Path
+
+        try:
+            if Path(path).is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            with tempfile.NamedTemporaryFile(dir=Path(path).parent):
+                pass
+        except OSError as error:
+            raise InputError(f"{path}: cannot write: {error.strerror or error}") from None
+
+
+def _write(written: Sequence[tuple[str, bytes, str]]) -> None:
+    """Write files, each with what to say of it."""
+    from perfmodel import files
+
+    for path, data, hint in written:
+        files.write(path, data)
+        click.echo(f"wrote {path}{hint}", err=True)
+
+
+def _say(notes: Iterable[str], skipped: Iterable[Skipped]) -> None:
+    """Say on standard error what of a sweep is missing, and why."""
+    from perfmodel.grids import reasons
+
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    for line in reasons(skipped):
+        click.echo(line, err=True)
 
 
 def _progress() -> AbstractContextManager[Callable[[int, int], None] | None]:

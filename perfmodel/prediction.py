@@ -115,18 +115,35 @@ class Training(msgspec.Struct, frozen=True):
     training_s: float
 
 
+class ErrorBand(msgspec.Struct, frozen=True):
+    """How far a coarse prediction is off the simulation, as fractions of the iteration.
+
+    ``median`` and ``p90`` are of the errors' size, over jobs of the same architecture; None where
+    the job has something that the coarse model leaves out. 0 where it is exact.
+    """
+
+    median: float | None
+    p90: float | None
+    text: str
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A prediction; its field names are the keys of its JSON.
 
     Attributes
     ----------
+    fidelity : *fine* for a simulation, *coarse* for formulas.
+    error_band : of a coarse prediction; None for a fine one.
     throughput_samples_per_s : samples all workers process per second.
     throughput_ci_fraction : half-width of its 95 % confidence interval, as a fraction of it
         (0 for a deterministic job).
     iteration_s : workers / sum of the workers' iterations per second.
     compute_s : mean time a device computes per iteration.
     exposed_communication_s : per iteration, time a device waits for the network or a server.
+    phases_s : what an iteration consists of, one phase after the other (coarse; else empty).
     operation_s : mean duration, queueing included, of push (until applied), update, pull, ...
+        (fine; else empty).
+    clock_gap : None in a coarse prediction.
     model_age : local steps since a worker's last exchange, for architectures that exchange models.
     updates_per_s : updates of the model per second.
     quality : *measured* if every compute time was measured as used, else *estimated*.
@@ -140,6 +157,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     workers: int
     batch_size: int
     global_batch_size: int
+    fidelity: str
+    error_band: ErrorBand | None
     throughput_samples_per_s: float
     throughput_ci_fraction: float
     iteration_s: float
@@ -148,7 +167,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     idle_fraction: Idle
     staleness: Staleness | None
     model_age: ModelAge | None
-    clock_gap: ClockGap
+    clock_gap: ClockGap | None
+    phases_s: dict[str, float]
     operation_s: dict[str, float]
     updates_per_s: float
     utilisation: Utilisation
@@ -195,12 +215,18 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def plot(self) -> Figure:
         """A matplotlib figure: time by cause, and a timeline of two iterations (extra ``plot``).
 
+        A coarse prediction has no timeline.
+
         Raises
         ------
         InputError : matplotlib is not installed.
         """
-        from perfmodel.plot import figure
+        from perfmodel.plot import figure, stacks
 
+        if self.fidelity == "coarse":
+            causes = {"compute": 1.0 - self.idle_fraction.mean, **self.idle_fraction.by_cause}
+            parts = {cause: part * self.iteration_s for cause, part in causes.items()}
+            return stacks([self.architecture], [parts], "mean iteration of a worker")
         return figure(self.to_dict(), self.to_chrome_trace()["traceEvents"])
 
     def to_image(self, ending: str) -> bytes:
@@ -221,6 +247,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         again for it, so it costs nothing unless asked for.
         """
         trace: Callable[[], list[dict[str, Any]]] | None = self.__dict__.get("trace")
+        if self.fidelity == "coarse":
+            raise InputError("trace: a coarse prediction has no timeline; needs fidelity fine")
         if trace is None:
             raise InputError(
                 "a prediction read back from JSON has no job to trace: predict it anew"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +14,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from perfmodel import architectures, catalogue
+from perfmodel.comparison import WORDS, Comparison, differences
+from perfmodel.crossovers import Crossover, Explanation, words
 from perfmodel.errors import unknown_name
+from perfmodel.formulas import Formula
+from perfmodel.job import Job
 from perfmodel.prediction import Prediction
 from perfmodel.profile import Profile
 from perfmodel.provenance import Assumption
+from perfmodel.sweeps import Sweep, figures
+from perfmodel.units import dimension_of
 from perfmodel.units import show as quantity
 
 
@@ -33,20 +40,104 @@ def _table(*columns: str) -> Table:
     return table
 
 
+HEADS = {
+    "throughput_samples_per_s": "samples/s",
+    "iteration_s": "iteration",
+    "idle_fraction": "idle",
+    "staleness_mean": "staleness",
+    "scaling_efficiency": "scaling",
+}
+"""What figures are called in a table."""
+
+ASIDE = (
+    *("throughput_ci_fraction", "of_best_fraction", "busiest_link_fraction"),
+    "error_p90_fraction",
+)
+"""Figures that a table shows beside others, or not at all."""
+
+
+def sweep(s: Sweep) -> None:
+    """Print a sweep: what its jobs have in common, and a line for each."""
+    out = _console()
+    if s.title:
+        out.print(f"[bold]{escape(s.title)}[/]")
+    rows = s.rows()
+    columns = [name for name in rows[0] if name not in ASIDE]
+    table = _table(*map(_head, columns))
+    for row in rows:
+        table.add_row(*(escape(_cell(name, row)) for name in columns))
+    out.print(table)
+
+
+def comparison(c: Comparison) -> None:
+    """Print a comparison: a column for each job, and why one is faster than another."""
+    out = _console()
+    if c.title:
+        out.print(f"[bold]{escape(c.title)}[/]")
+    rows = c.rows()
+    table = _table("", *c.names)
+    for name in rows[0]:
+        if name not in (*ASIDE, "job"):
+            table.add_row(_head(name), *(escape(_cell(name, row)) for row in rows))
+    out.print(table)
+    for sentence in c.text:
+        out.print(f"\n{escape(sentence)}")
+
+
+def _head(name: str) -> str:
+    """The words for a column.
+
+    >>> _head("bandwidth_bytes_per_s"), _head("idle_network_s"), _head("idle_fraction")
+    ('bandwidth', 'waiting for the network', 'idle')
+    """
+    if name in HEADS:
+        return HEADS[name]
+    name = name.removesuffix(f"_{dimension_of(name)}")
+    cause = name.removeprefix("idle_")
+    return WORDS[cause] if cause in WORDS and name != cause else name.replace("_", " ")
+
+
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    """A value of a row the way people write it.
+
+    >>> row = {"idle_fraction": 0.25, "iteration_s": 0.1, "servers": None}
+    >>> [_cell(name, row) for name in row]
+    ['25.0%', '100 ms', '-']
+    """
+    value = row[name]
+    if value is None:
+        return "-"
+    if name == "fidelity":
+        return f"{value}{_error(row['error_p90_fraction'])}" if value == "coarse" else str(value)
+    if name == "busiest_link":
+        return f"{value}, {row['busiest_link_fraction']:.1%}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if name == "throughput_samples_per_s":
+        ci = row.get("throughput_ci_fraction")
+        return f"{value:.5g} ± {ci:.1%}" if ci else f"{value:.5g}"
+    if name.endswith("_fraction") or name == "scaling_efficiency":
+        return f"{value:.1%}"
+    unit = dimension_of(name)
+    return quantity(value, unit) if unit and math.isfinite(value) else f"{value:.4g}"
+
+
+def _error(p90: float | None) -> str:
+    """What follows the word coarse."""
+    if p90 is None:
+        return ", error unknown"
+    return f" ± {p90:.1%}" if p90 else ", exact"
+
+
 def prediction(p: Prediction) -> None:
     """Print a prediction: the answer, why, and what was assumed."""
     out = _console()
-    out.print(
-        f"[bold]{escape(p.model)}[/] on {p.workers} x {escape(p.device)}, {p.architecture}, "
-        f"batch {p.batch_size} per worker ({p.global_batch_size} in all), "
-        f"compute times [bold]{p.quality}[/]"
-    )
-    ci = p.throughput_ci_fraction
+    out.print(_title(p))
     table = _table("", "", "")
     table.add_row(
         "throughput",
         f"{p.throughput_samples_per_s:.5g} samples/s",
-        f"± {ci:.1%} (95 % confidence)" if ci else "deterministic",
+        _certainty(p),
     )
     table.add_row(
         "iteration", quantity(p.iteration_s, "s"), f"of which {quantity(p.compute_s, 's')} compute"
@@ -74,6 +165,9 @@ def prediction(p: Prediction) -> None:
         age = p.model_age
         text = f"p90 {age.p90}, an exchange every {age.exchange_every:.3g} steps"
         table.add_row("model age", f"{age.mean:.3g} steps", text)
+    phases = ", ".join(f"{name} {quantity(s, 's')}" for name, s in p.phases_s.items())
+    if phases:
+        table.add_row("phases", phases, "of an iteration")
     operations = ", ".join(f"{n} {quantity(s, 's')}" for n, s in p.operation_s.items())
     if operations:
         table.add_row("mean times", operations, f"{p.updates_per_s:.4g} model updates/s")
@@ -90,6 +184,54 @@ def prediction(p: Prediction) -> None:
         out.print(f"[bold]note[/]: {escape(note)}")
     out.print("\n[dim]assumed, because not given:[/]")
     out.print(_assumptions(p.assumptions))
+
+
+def both(fine: Prediction, coarse: Prediction) -> None:
+    """Print a fine and a coarse prediction of the same job side by side."""
+    out = _console()
+    out.print(_title(fine))
+    table = _table("", "fine", "coarse", "difference")
+    rows = figures(fine), figures(coarse)
+    for name, part in differences(fine, coarse).items():
+        table.add_row(
+            _head(name), *(_cell(name, row) for row in rows), _change(part, name == "idle_fraction")
+        )
+    out.print(table)
+    out.print(f"[bold]coarse[/]: {escape(_certainty(coarse))}")
+    for name, p in (("fine", fine), ("coarse", coarse)):
+        out.print(f"[bold]bottleneck, {name}[/]: {escape(p.bottleneck.text)}")
+    for note in dict.fromkeys((*fine.notes, *coarse.notes)):
+        out.print(f"[bold]note[/]: {escape(note)}")
+    out.print("\n[dim]assumed, because not given:[/]")
+    out.print(_assumptions(fine.assumptions))
+
+
+def _change(part: float | None, points: bool) -> str:
+    """A difference as a percentage, or in percentage points.
+
+    >>> _change(-0.0001, False), _change(0.05, True), _change(None, False)
+    ('+0.0%', '+5.0 points', '-')
+    """
+    if part is None:
+        return "-"
+    percent = round(100.0 * part, 1) + 0.0  # which turns -0.0 into 0.0
+    return f"{percent:+.1f} points" if points else f"{percent:+.1f}%"
+
+
+def _title(p: Prediction) -> str:
+    return (
+        f"[bold]{escape(p.model)}[/] on {p.workers} x {escape(p.device)}, {p.architecture}, "
+        f"batch {p.batch_size} per worker ({p.global_batch_size} in all), "
+        f"compute times [bold]{p.quality}[/]"
+    )
+
+
+def _certainty(p: Prediction) -> str:
+    """How sure the throughput of a job is, its model being right."""
+    if p.error_band is not None:
+        return p.error_band.text
+    ci = p.throughput_ci_fraction
+    return f"± {ci:.1%} (95 % confidence)" if ci else "deterministic"
 
 
 def _assumptions(assumptions: Sequence[Assumption]) -> Table:
@@ -115,6 +257,43 @@ def _duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.4g} {unit}"
     return quantity(seconds, "s")
+
+
+def explanation(found: Explanation, job: Job, others: Sequence[Crossover]) -> None:
+    """Print what rules, and where it stops."""
+    out = _console()
+    out.print(
+        f"[bold]{escape(job.workload.name)}[/] on {job.workers} x {escape(job.workload.device)}, "
+        f"{job.architecture}, by its formulas: {escape(found.error_band.text)}"
+    )
+    table = _table("phase", "time", "part")
+    for name, seconds in found.phases_s.items():
+        table.add_row(name, quantity(seconds, "s"), f"{seconds / found.iteration_s:.1%}")
+    out.print(table)
+    for line in words(found, job, others):
+        out.print(escape(line))
+
+
+def formula(found: Formula) -> None:
+    """Print a coarse model to read, and to typeset."""
+    out = _console()
+    out.print(f"[bold]{escape(found.architecture)}[/]: seconds of an iteration of one of N workers")
+    out.print(f"\n{escape(found.text)}\n", soft_wrap=True)
+    table = _table("phase", "seconds")
+    for term in found.phases:
+        table.add_row(term.name, escape(term.text))
+    out.print(table)
+    out.print("\n[dim]where[/]")
+    table = _table("", "", "")
+    for entry in found.legend:
+        table.add_row(entry.symbol, escape(entry.meaning), entry.unit)
+    out.print(table)
+    out.print(
+        "\n[dim]of what overlaps the longer hides the shorter here; with layers it is worked out "
+        "layer by layer[/]"
+    )
+    out.print("\n[dim]LaTeX[/]")
+    out.print(found.latex, markup=False, soft_wrap=True)
 
 
 def listing(kinds: Sequence[str]) -> None:

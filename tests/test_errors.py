@@ -136,6 +136,22 @@ ARGUMENTS = {
     f"{JOB} --epochs 3": "epochs: needs dataset_size too",
     f"{JOB} --dataset-size 100 --epochs 0": "epochs: must be at least 1, got 0",
     f"{JOB} --dataset-size 0": "dataset_size: must be at least 1, got 0",
+    # how it is predicted
+    f"{JOB} --tolerance 5%": "--tolerance: needs --fidelity auto",
+    f"{JOB} --fidelity auto --tolerance 0": "--tolerance: must be more than 0, got 0",
+    f"{JOB} --fidelity auto --tolerance 200%": "--tolerance: must be at most 1, got 2",
+    f"{JOB} --fidelity coarse --trace trace.json":
+        "--trace: shows a simulation; needs --fidelity fine",
+    f"{JOB} --fidelity auto --trace t.json": "--trace: shows a simulation; needs --fidelity fine",
+    "show resnet18 --formula": f"unknown architecture 'resnet18' (known: {ARCHITECTURES})",
+    "show ps --json": "--json: needs --formula",
+    "show ps --option sync=asp": "--option: needs --formula",
+    "show d_psgd --formula --option overlop=false":
+        "option 'overlop' does not apply to d_psgd; did you mean 'overlap'? (it has: overlap)",
+    "explain --model resnet18 --against pss":
+        f"unknown architecture 'pss'; did you mean 'ps'? (known: {ARCHITECTURES})",
+    "explain --model resnet18 --against ps": "against: both are ps",
+    f"{JOB} --workers eight": "--workers: expected a whole number, got 'eight'",
     # which model
     "predict": f"model or workload: one of them is needed (models: {MODELS})",
     "predict --model resnet18 --workload x.json": "model and workload: give only one of them",
@@ -148,7 +164,7 @@ ARGUMENTS = {
 CLICK = {
     # click words these, differently from version to version: what must be named
     f"{JOB} --wrokers 8": ["--wrokers", "--workers"],
-    f"{JOB} --workers eight": ["--workers", "eight"],
+    f"{JOB} --fidelity rough": ["--fidelity", "rough", "fine", "coarse", "both", "auto"],
     f"{JOB} --workers": ["--workers"],
     f"{JOB} --start soon": ["--start", "soon", "together", "staggered"],
     f"{JOB} stray": ["stray"],

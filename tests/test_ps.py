@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError, Jitter, Link, Server, Straggler, build_graph, predict
-from perfmodel.architectures.ps import Options, slices_of
+from perfmodel.architectures._placement import slices_of
+from perfmodel.architectures.ps import Options
 from perfmodel.engine import simulate, timeline
 from perfmodel.graph import block_of
 from tests.jobs import cluster, job, workload

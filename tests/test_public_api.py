@@ -16,8 +16,12 @@ from perfmodel.graph import CAUSES
 
 NAMES = [
     "Cluster",
+    "Comparison",
+    "Crossover",
     "DeadlockError",
     "Device",
+    "Explanation",
+    "Formula",
     "InputError",
     "Jitter",
     "Job",
@@ -29,15 +33,22 @@ NAMES = [
     "Server",
     "Source",
     "Straggler",
+    "Sweep",
+    "Variants",
     "Workload",
     "WorkloadLayer",
     "__version__",
     "build_graph",
+    "compare",
+    "evaluate",
+    "explain",
+    "formula",
     "make_job",
     "predict",
     "read_cluster",
     "read_job",
     "read_profile",
+    "sweep",
 ]
 
 NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
@@ -65,6 +76,8 @@ PREDICTION: dict[str, Any] = {
     "workers": WHOLE,
     "batch_size": WHOLE,
     "global_batch_size": WHOLE,
+    "fidelity": TEXT,
+    "error_band": NOTHING,
     "throughput_samples_per_s": NUMBER,
     "throughput_ci_fraction": NUMBER,
     "iteration_s": NUMBER,
@@ -81,6 +94,7 @@ PREDICTION: dict[str, Any] = {
     },
     "model_age": NOTHING,
     "clock_gap": {"mean": NUMBER, "max": WHOLE},
+    "phases_s": NUMBERS_BY_NAME,
     "operation_s": NUMBERS_BY_NAME,
     "updates_per_s": NUMBER,
     "utilisation": {

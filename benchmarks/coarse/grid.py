@@ -22,7 +22,7 @@ class Variant(msgspec.Struct, frozen=True):
     """A way of training: ``group`` in the tables, architecture, options, jitter, cluster.
 
     ``servers`` is how many workers there are to a server; None for one server. ``devices`` are
-    those of a node.
+    those of a node. ``most`` workers are simulated: many servers take long.
     """
 
     group: str
@@ -31,6 +31,7 @@ class Variant(msgspec.Struct, frozen=True):
     jitter: float | str = 0.0
     servers: int | None = None
     devices: int = 1
+    most: int = WORKERS[-1]
 
     @property
     def name(self) -> str:
@@ -60,8 +61,8 @@ VARIANTS = (
     Variant("ps asp", "asp", {}, jitter=0.1),
     Variant("ps asp", "asp", {"overlap": False}, jitter=0.2),
     Variant("ps asp", "asp", {"duplex": True}, jitter=0.1),
-    Variant("ps asp", "asp", {}, jitter=0.1, servers=4),
-    Variant("ps asp", "asp", {"overlap": False}, servers=1),
+    Variant("ps asp", "asp", {}, jitter=0.1, servers=4, most=16),
+    Variant("ps asp", "asp", {"overlap": False}, servers=1, most=16),
     Variant("ps asp", "asp", {"softsync": 2}, jitter=0.1),
     Variant("ps ssp", "ssp"),
     Variant("ps ssp", "ssp", {"staleness_bound": 1}, jitter=0.2),
@@ -137,22 +138,22 @@ def _cluster(devices: int, gbps: int) -> Cluster:
     return msgspec.structs.replace(base, nic=nic, devices_per_node=devices)
 
 
-def cells() -> Iterator[Cell]:
+def cells(offset: float = 0.5) -> Iterator[Cell]:
     """Every job of the grid, evenly spread over models, workers and bandwidths.
 
-    The points are those of an additive recurrence with the plastic number (Roberts, "The unreasonable
-    effectiveness of quasirandom sequences", 2018), the same on every machine.
+    The points are those of an additive recurrence (Roberts, "The unreasonable effectiveness of
+    quasirandom sequences", 2018): the same on every machine. Another ``offset`` gives other jobs.
     """
     plastic = 1.2207440846057596  # root of x^4 = x + 1, for three axes
     steps = [plastic**-k for k in (1, 2, 3)]
     number = 0
     for variant in VARIANTS:
         least = 1 + variant.options.get("backup_workers", 0)
-        allowed = [n for n in WORKERS if n >= least]
+        allowed = [n for n in WORKERS if least <= n <= variant.most]
         for _ in range(EACH):
             number += 1
             model, workers, rate = (
-                axis[int((0.5 + number * step) % 1.0 * len(axis))]
+                axis[int((offset + number * step) % 1.0 * len(axis))]
                 for axis, step in zip((MODELS, allowed, GBPS), steps, strict=True)
             )
             yield Cell(variant, model, workers, rate)

@@ -1,0 +1,58 @@
+"""How many configurations a second the coarse models evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.coarse.grid import DEVICE
+from perfmodel import coarse, make_job
+from perfmodel.phases import quantities_of
+
+CONFIGURATIONS = 200_000
+MOST_WORKERS = 64
+REPEATS = 5
+
+CASES: tuple[tuple[str, str, dict[str, Any], float | None], ...] = (
+    ("ps bsp, no overlap", "bsp", {"overlap": False}, None),
+    ("ring, one bucket, no overlap", "ring", {"overlap": False, "bucketing": "one"}, None),
+    ("ring, as a whole", "ring", {}, float("inf")),
+    ("ps bsp, per layer", "bsp", {}, None),
+    ("ring, ddp buckets", "ring", {}, None),
+    ("ring, per layer", "ring", {"bucketing": "layer"}, None),
+    ("p2p, per layer", "p2p", {}, None),
+    ("ps asp, queueing", "asp", {"overlap": False}, None),
+    ("ps asp, queueing, as a whole", "asp", {}, float("inf")),
+    ("ps asp, queueing, per layer", "asp", {}, None),
+    ("easgd, queueing", "easgd", {}, None),
+    ("ad_psgd, queueing", "ad_psgd", {}, None),
+)
+"""Name, architecture, options, and sharpness."""
+
+
+def speeds(configurations: int = CONFIGURATIONS) -> Iterator[tuple[str, float, float]]:
+    """For each case: configurations per second in one call, and seconds of one scalar call.
+
+    Workers (up to 64) and bandwidth are drawn at random; the model is ResNet-50.
+    """
+    generator = np.random.default_rng(0)
+    workers = generator.integers(1, MOST_WORKERS + 1, configurations)
+    rates = 10.0 ** generator.uniform(8.0, 10.5, configurations)
+    for name, arch, options, sharpness in CASES:
+        job = make_job(model="resnet50", device=DEVICE, arch=arch, options=options, workers=8)
+        q = quantities_of(job)
+        count = configurations // 16 if name.endswith("queueing, per layer") else configurations
+        some = {"workers": workers[:count], "bandwidth_bytes_per_s": rates[:count]}
+        call_s = min(_seconds(lambda: coarse.evaluate(job, **some, sharpness=sharpness)))  # noqa: B023
+        one_s = min(_seconds(lambda: coarse.phases(job, among=q, sharpness=sharpness).iteration_s))  # noqa: B023
+        yield name, count / call_s, one_s
+
+
+def _seconds(call: Any) -> Iterator[float]:
+    for _ in range(REPEATS):
+        begin = perf_counter()
+        call()
+        yield perf_counter() - begin
