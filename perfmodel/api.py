@@ -148,7 +148,7 @@ def _as_needed(
     job: Job, totals: Totals, tolerance: float, rel_ci: float, progress: Progress | None
 ) -> Prediction:
     """The coarse prediction where its error band is narrow enough, else the fine one."""
-    asked = f"asked for within {tolerance:.3g}"
+    asked = f"asked for within {tolerance:.1%}"
     expected = coarse.error_band(job)
     if expected.p90 is not None and expected.p90 <= tolerance:
         answer = coarse.predict(job, totals)

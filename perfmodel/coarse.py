@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,6 +33,8 @@ from perfmodel.prediction import (
 )
 
 Floats = NDArray[np.float64]
+Axis = NDArray[Any]
+"""Numbers, or whole numbers."""
 
 BLOCK = 8192
 """Variants that are evaluated together: few enough to stay in the processor's cache."""
@@ -324,7 +327,7 @@ def evaluate(
     )
 
 
-def _axis(name: str, values: ArrayLike, *, zero: bool) -> Floats | NDArray[np.int64]:
+def _axis(name: str, values: ArrayLike, *, zero: bool) -> Axis:
     """An axis as an array of numbers, checked."""
     try:
         array = np.asarray(values, np.float64)
@@ -344,7 +347,7 @@ def _axis(name: str, values: ArrayLike, *, zero: bool) -> Floats | NDArray[np.in
     return array.astype(np.int64) if counted else array
 
 
-def _applicable(job: Job, axes: Mapping[str, Floats]) -> None:
+def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
     if "servers" in axes and not hasattr(job.options, "servers"):
         raise InputError(f"servers: {job.architecture} has none")
     unlike = bool(job.stragglers or job.cluster.overrides)
@@ -353,7 +356,7 @@ def _applicable(job: Job, axes: Mapping[str, Floats]) -> None:
             raise InputError(f"{name}: cannot be varied where workers or links differ")
 
 
-def _by_servers(job: Job, servers: Floats | None, size: int) -> list[tuple[Job, NDArray[np.int64]]]:
+def _by_servers(job: Job, servers: Axis | None, size: int) -> list[tuple[Job, NDArray[np.int64]]]:
     """The job with each number of servers, and the variants that have it: where tensors live
     depends on it."""
     if servers is None:
@@ -367,7 +370,7 @@ def _by_servers(job: Job, servers: Floats | None, size: int) -> list[tuple[Job, 
 
 
 def _evaluated(
-    job: Job, axes: Mapping[str, Floats], size: int, sharpness: float | None
+    job: Job, axes: Mapping[str, Axis], size: int, sharpness: float | None
 ) -> dict[str, Quantity]:
     """A block of variants: what is in :class:`Variants`, by name."""
     q = quantities_of(job)

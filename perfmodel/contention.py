@@ -19,6 +19,9 @@ from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
 EXACT = 64
 """Customers of one class up to which the recursion is exact; it would take long for more."""
 
+NO_TIME = 1e-300
+"""Stands for no time where something is divided by it (s)."""
+
 MOST_ROUNDS, CLOSE = 1000, 1e-9
 """Repetitions of a fixed point, and the relative change at which it is one."""
 
@@ -93,9 +96,20 @@ def _alone(
     if most <= EXACT:
         return found
     crowd = maximum(customers, 1.0 * EXACT)
-    ahead = [others * (crowd - 1.0) / (EXACT - 1.0) for others in found]
+    # by how much the part of all customers who are at a station falls from n - 1 to n customers:
+    # in proportion to n^-2, which makes the fixed point at EXACT what the recursion found
+    falls = [
+        (before / (EXACT - 1.0) - now / EXACT) * (EXACT / crowd) ** 2
+        for before, now in zip(found, met(found, 1.0 * EXACT), strict=True)
+    ]
+    # from above, where the busiest station holds them all, it takes few repetitions
+    ahead = [(crowd - 1.0) * demand / maximum(busiest, NO_TIME) for demand in demands_s]
     for _ in range(MOST_ROUNDS):
-        here = [others * (crowd - 1.0) / crowd for others in met(ahead, crowd)]
+        present = met(ahead, crowd)
+        here = [
+            maximum((crowd - 1.0) * (others / crowd + fall), 0.0)
+            for others, fall in zip(present, falls, strict=True)
+        ]
         change = max(
             float(np.max(np.abs(new - old) / (1.0 + np.abs(old))))
             for new, old in zip(here, ahead, strict=True)

@@ -302,16 +302,18 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
             whom = f"(N-{late})" if late else "N"
             return sympy.Symbol(f"S_{whom}" + (f"_{steps}" if steps != 1 else ""), positive=True)
-        unequal = self.unequal
-        if late and self.classes:
-            factors = sorted(kind.scale for kind in self.classes for _ in range(kind.count))
-            unequal = factors[-1 - late] / self.slowdown
+        unequal, least = self.unequal, 0.0
+        if late:  # who gives up has computed nevertheless
+            factors = [k.scale / self.slowdown for k in self.classes for _ in range(k.count)]
+            unequal = sorted(factors)[-1 - late] if factors else 1.0
+            least = len(factors) / sum(1.0 / f for f in factors) if factors else 1.0
         if not self.random:
-            return unequal
+            return maximum(unequal, least)
         from perfmodel import order_statistics
 
         n, cv = self.workers, self.cv / math.sqrt(steps)
-        return unequal * order_statistics.expected_order_statistic(n - late, n, cv, self.kind)
+        rank = order_statistics.expected_order_statistic(n - late, n, cv, self.kind)
+        return maximum(unequal * rank, least)
 
     @property
     def random(self) -> bool:

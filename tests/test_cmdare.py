@@ -1,0 +1,273 @@
+"""Asynchronous servers on a public cloud: predicted from the fits that are part of the repository.
+
+The measurements themselves are not; what needs them is skipped where they are not at hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.accuracy import cmdare
+from benchmarks.accuracy.__main__ import main, summarise
+from benchmarks.accuracy.cases import Case
+from perfmodel import InputError
+
+FOLDER = Path(
+    os.environ.get(
+        "PERFMODEL_CMDARE",
+        Path(__file__).resolve().parents[2] / "shared" / "data" / "cmdare_ps_async",
+    )
+)
+SPEEDS, ONE_WORKER = "speed_vs_workers.csv", "one_worker_step_time.csv"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    if not (FOLDER / SPEEDS).is_file():
+        pytest.skip("the measured runs are not at hand (set PERFMODEL_CMDARE to their folder)")
+    return FOLDER
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write(path: Path, found: Iterable[dict[str, str]]) -> None:
+    listed = list(found)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(listed[0]))
+        writer.writeheader()
+        writer.writerows(listed)
+
+
+# -- the measured runs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("split", "median", "p90"), [("n4", 0.04, 0.10), ("n3", 0.04, 0.17)])
+def test_step_times_are_met(folder: Path, split: str, median: float, p90: float) -> None:
+    groups = summarise(cmdare.cases(folder))
+    found = groups[f"cmdare/{split}"]
+    assert found["n"] >= 6
+    assert found["median"] < median
+    assert found["p90"] < p90
+    assert found["coverage90"] >= 0.8
+    models = [name for name in groups if name.startswith(f"cmdare/{split}/")]
+    assert sum(groups[name]["n"] for name in models) == found["n"]
+
+
+def test_the_fits_are_those_of_the_runs(folder: Path) -> None:
+    kept = cmdare.read_fits()
+    assert kept.keys() == cmdare.SPLITS.keys()
+    for split, most in cmdare.SPLITS.items():
+        fit = cmdare.calibrated(folder, most)
+        assert fit.series[0].runs == kept[split].series[0].runs
+        for one in fit.series:
+            again, found = fit.predict(one.name, 8), kept[split].predict(one.name, 8)
+            assert found.steps_per_s == pytest.approx(again.steps_per_s, rel=1e-4)
+            assert found.low_steps_per_s == pytest.approx(again.low_steps_per_s, rel=1e-3)
+            assert found.note == again.note
+
+
+def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) -> dict[str, float]:
+    """Parameters of the fit to up to ``most`` workers when some runs are twice as fast."""
+    write(
+        to / SPEEDS,
+        (
+            row | {"steady_steps_per_s_wall": str(2.0 * float(row["steady_steps_per_s_wall"]))}
+            if changed(int(row["num_workers"]))
+            else row
+            for row in rows(folder / SPEEDS)
+        ),
+    )
+    (to / ONE_WORKER).write_bytes((folder / ONE_WORKER).read_bytes())
+    return cmdare.calibrated(to, most).estimates
+
+
+@pytest.mark.parametrize("most", [3, 4])
+def test_what_is_predicted_is_never_fitted_to(folder: Path, tmp_path: Path, most: int) -> None:
+    fit = cmdare.calibrated(folder, most)
+    assert refitted(folder, tmp_path, most, lambda workers: workers > most) == fit.estimates
+    assert refitted(folder, tmp_path, most, lambda workers: workers == most) != fit.estimates
+    assert {run for one in fit.series for run in one.runs} == {(n + 1, 1) for n in range(most)}
+
+
+def test_few_workers_say_that_no_plateau_was_seen(folder: Path) -> None:
+    del folder  # the fits are of its runs
+    three, four = (cmdare.read_fits()[split] for split in ("n3", "n4"))
+    for series in ("p100/resnet32", "p100/shakesmall"):
+        early, late = three.predict(series, 8), four.predict(series, 8)
+        assert "no plateau" in early.note
+        assert "no plateau" not in late.note
+        width = [found.high_steps_per_s / found.low_steps_per_s for found in (early, late)]
+        assert width[0] > 1.1 * width[1]
+
+
+# -- other runs ------------------------------------------------------------------------------------
+
+
+def run(gpu: str, model: str, servers: int, workers: int, rate: float) -> dict[str, str]:
+    return {
+        "gpu": gpu,
+        "model": model,
+        "num_ps": str(servers),
+        "num_workers": str(workers),
+        "n_points": "49",
+        "steady_steps_per_s_wall": str(rate),
+        "steady_steps_per_s_median": str(rate),
+        "steady_mean": str(rate),
+        "steady_std": str(0.02 * rate),
+    }
+
+
+def step_time(gpu: str, model: str, parameters: int, tensors: str, step_s: float) -> dict[str, str]:
+    return {
+        "gpu": gpu,
+        "model": model,
+        "num_parameters": str(parameters),
+        "num_tensors": tensors,
+        "step_time_median_s": str(step_s),
+    }
+
+
+STEP_TIMES = [
+    step_time("K80", "Res32", 1_857_722, "104", 0.22),
+    step_time("P100", "custom4", 2_633_658, "", 0.12),
+    step_time("K80", "custom4", 2_633_658, "140", 0.29),
+]
+OTHER = [
+    run("p100", "resnet32", 1, 8, 48.0),
+    run("p100", "resnet32", 2, 8, 80.0),
+    run("2k80+1p100", "resnet32", 1, 3, 20.5),
+    run("p100", "custom4", 1, 1, 8.4),
+    run("p100", "custom4", 1, 2, 16.5),
+    run("k80", "resnet32", 1, 2, 9.0),
+]
+
+
+def made(to: Path, speeds: list[dict[str, str]]) -> Path:
+    write(to / SPEEDS, speeds)
+    write(to / ONE_WORKER, STEP_TIMES)
+    return to
+
+
+def test_other_runs_are_predicted(tmp_path: Path) -> None:
+    """More workers, two servers, mixed devices, and a model of which one worker is known."""
+    found = cmdare.cases(made(tmp_path, OTHER))
+    assert {case.name for case in found} == {
+        "p100 resnet32 8 workers 1 servers",
+        "p100 resnet32 8 workers 2 servers",
+        "2k80+1p100 resnet32 3 workers 1 servers",
+        "p100 custom4 2 workers 1 servers",
+    }  # the others were fitted to, or are what a model is known by
+    assert len(found) == 4 * len(cmdare.SPLITS)
+    for case in found:
+        assert abs(case.error) < 0.15
+        assert case.interval is not None
+        assert case.interval[0] < case.predicted < case.interval[1]
+    assert {case.group for case in found if "custom4" in case.name} == {
+        f"cmdare/{split}/custom4" for split in cmdare.SPLITS
+    }
+
+
+def test_canary_a_wrong_rate_is_an_error(tmp_path: Path) -> None:
+    wrong = [run("p100", "resnet32", 1, 8, 2 * 48.0)]
+    groups = summarise(cmdare.cases(made(tmp_path, wrong)))
+    assert groups["cmdare/n4"]["median"] > 0.5
+    assert groups["cmdare/n4"]["coverage90"] == 0.0
+
+
+def test_what_cannot_be_predicted_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [*OTHER, run("v100", "resnet32", 1, 2, 27.0)]
+    found = cmdare.cases(made(tmp_path, more))
+    assert len(found) == 4 * len(cmdare.SPLITS)
+    assert capsys.readouterr().err == "no run with one worker, left out: resnet32 on v100\n"
+
+
+@pytest.mark.parametrize(
+    ("speeds", "message"),
+    [
+        ([run("2k80+1p100", "resnet32", 1, 4, 1.0)], "gpu: '2k80+1p100' are not 4 workers"),
+        ([run("k80", "resnet32", 1, 2, 9.0)], "no run that can be predicted and was not fitted to"),
+        ([run("k80", "resnet32", 1, 2, -9.0)], "steps_per_s: must be more than 0, got -9"),
+        ([{"gpu": "k80"}], "Object missing required field `model` - at `$[0]`"),
+        ([run("k80", "resnet32", 1, 2, 9.0) | {"num_ps": "one"}], "Expected `int`, got `str`"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, speeds: list[dict[str, str]], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        cmdare.cases(made(tmp_path, speeds))
+    assert message in str(error.value)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"speed_vs_workers\.csv: no such file"):
+        cmdare.cases(tmp_path)
+    with pytest.raises(InputError, match=r"none\.json: cannot read: .*; --fit makes it"):
+        cmdare.read_fits(tmp_path / "none.json")
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}}")
+    with pytest.raises(InputError, match="--fit makes it"):
+        cmdare.read_fits(broken)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_writes_fits_and_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a folder of its own: two models, one and two servers."""
+    target = tmp_path / "fitted" / "cmdare.json"
+    monkeypatch.setattr(cmdare, "FITTED", target)
+    speeds = [
+        *(
+            run("p100", "resnet32", 1, n, x)
+            for n, x in enumerate((11.5, 22.6, 34.6, 40.9, 44.7), 1)
+        ),
+        run("p100", "resnet32", 2, 5, 55.0),
+    ]
+    done = CliRunner().invoke(main, ["cmdare", str(made(tmp_path, speeds)), "--fit", "--json"])
+    assert done.exit_code == 0, done.output
+    groups = json.loads(done.stdout)["groups"]
+    assert {name: group["n"] for name, group in groups.items()} == {
+        "cmdare/all": 1,
+        "cmdare/all/resnet32": 1,
+        "cmdare/n3": 3,
+        "cmdare/n3/resnet32": 3,
+        "cmdare/n4": 2,
+        "cmdare/n4/resnet32": 2,
+    }
+    assert groups["cmdare/n4"].keys() == {"n", "median", "p90", "worst", "bias", "coverage90"}
+    assert cmdare.read_fits(target)["n3"].series[0].runs == ((1, 1), (2, 1), (3, 1))
+    shown = CliRunner().invoke(main, ["cmdare", str(tmp_path), "--markdown"]).stdout.splitlines()
+    assert shown[0] == "| group | runs | median | p90 | worst | bias | in 90 % interval |"
+    assert {line.count("|") for line in shown} == {8}
+
+
+def test_nothing_is_fitted_to_the_testbed(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["testbed", str(tmp_path), "--fit"])
+    assert str(done.exception) == "--fit: nothing is fitted to testbed"
+
+
+def test_pools_and_intervals_are_summarised() -> None:
+    cases = [
+        Case("a", "x", 1.1, 1.0, interval=(0.9, 1.2), pools=("all",)),
+        Case("b", "y", 1.0, 2.0, interval=(0.9, 1.2), pools=("all",)),
+        Case("c", "z", 1.0, 1.0),
+    ]
+    groups = summarise(cases)
+    assert groups["all"]["n"] == 2
+    assert groups["all"]["coverage90"] == 0.5
+    assert groups["all"]["worst"] == pytest.approx(0.5)
+    assert [groups[name]["coverage90"] for name in "ab"] == [1.0, 0.0]
+    assert "coverage90" not in groups["c"]

@@ -1,0 +1,643 @@
+"""Sweeps: which jobs they are, what their table says, and what becomes of impossible ones."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import itertools
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel import InputError, Jitter, Straggler, Sweep, api, make_job, predict, sweep, sweeps
+from perfmodel.cli import cli, main
+from perfmodel.grids import ARGUMENTS, grid, label, values
+from tests.jobs import cluster, workload
+
+WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
+WHERE = cluster()
+SMALL: dict[str, Any] = {"workload": WORK, "cluster": WHERE, "start": "together"}
+RESULTS = [
+    "throughput_samples_per_s",
+    "throughput_ci_fraction",
+    "iteration_s",
+    "idle_fraction",
+    "staleness_mean",
+    "bottleneck",
+    "fidelity",
+    "error_p90_fraction",
+]
+
+
+# -- lists -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8", "8"),
+        ("1..8", "1 2 3 4 5 6 7 8"),
+        ("1,2,4..64", "1 2 4 8 16 32 64"),
+        ("1,2,4..63", "1 2 4 8 16 32"),
+        ("2,4..10", "2 4 6 8 10"),
+        ("2,4..11", "2 4 6 8 10"),
+        ("2,4,6..12", "2 4 6 8 10 12"),
+        ("1,2..4", "1 2 3 4"),
+        ("1,2,3..6", "1 2 3 4 5 6"),
+        ("3..3", "3"),
+        ("1,2,4..16,100", "1 2 4 8 16 100"),
+        ("1..3,10,20..40", "1 2 3 10 20 30 40"),
+        ("4,6,9..20", "4 6 9 13.5"),
+        ("0,0.1..0.5", "0 0.1 0.2 0.3 0.4 0.5"),
+        ("1, 2 ,3", "1 2 3"),
+        ("gamma:0.1,measured", "gamma:0.1 measured"),
+    ],
+)
+def test_a_list_continues_its_pattern(text: str, expected: str) -> None:
+    assert values(text, "--workers") == expected.split()
+
+
+def test_without_ranges_two_dots_are_text() -> None:
+    assert values("../own.toml,b..c", "--cluster", ranges=False) == ["../own.toml", "b..c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "a value is missing in ''"),
+        ("1,,2", "a value is missing in '1,,2'"),
+        ("1,2,", "a value is missing in '1,2,'"),
+        ("1..", "a value is missing in '1..'"),
+        ("..8", "a value is missing in '..8'"),
+        ("8..1", "'8..1': the range goes down from 8 to 1"),
+        ("1,2,4..3", "'1,2,4..3': the range goes down from 4 to 3"),
+        ("4,2..8", "'4,2..8': the numbers before '..' do not rise"),
+        ("2,2..8", "'2,2..8': the numbers before '..' do not rise"),
+        ("1,2,5..8", "'1,2,5..8': the numbers before '..' rise by no fixed step or factor"),
+        ("0,1,5..8", "'0,1,5..8': the numbers before '..' rise by no fixed step or factor"),
+        ("1,2,4...8", "'1,2,4...8': '..' continues plain numbers only, as in 1,2,4..64"),
+        ("1..2..8", "'1..2..8': '..' continues plain numbers only, as in 1,2,4..64"),
+        ("1Gbps..8Gbps", "'1Gbps..8Gbps': '..' continues plain numbers only, as in 1,2,4..64"),
+        ("1..nan", "'1..nan': '..' continues plain numbers only, as in 1,2,4..64"),
+        ("1..1e9", "'1..1e9': '..' continues plain numbers only, as in 1,2,4..64"),
+        ("1..1000000000", "'1..1000000000': 999999999 values; at most 100000"),
+    ],
+)
+def test_a_list_that_makes_no_sense(text: str, said: str) -> None:
+    with pytest.raises(InputError) as error:
+        values(text, "--workers")
+    assert str(error.value) == f"--workers: {said}"
+
+
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(0, 90), st.integers(2, 4))
+def test_steps_are_those_of_range(first: int, step: int, more: int, shown: int) -> None:
+    known = [first + step * k for k in range(shown)]
+    end = known[-1] + more
+    text = ",".join(map(str, known)) + f"..{end}"
+    assert values(text, "") == list(map(str, range(first, end + 1, step)))
+
+
+@given(st.integers(1, 9), st.integers(2, 5), st.integers(0, 5000))
+def test_factors_are_those_of_powers(first: int, factor: int, more: int) -> None:
+    known = [first * factor**k for k in range(3)]
+    end = known[-1] + more
+    expected = itertools.takewhile(lambda n: n <= end, (first * factor**k for k in range(99)))
+    assert values(",".join(map(str, known)) + f"..{end}", "") == list(map(str, expected))
+
+
+# -- jobs --------------------------------------------------------------------------------------
+
+
+def test_every_argument_of_a_job_may_vary() -> None:
+    parameters = set(inspect.signature(make_job).parameters)
+    assert set(ARGUMENTS) == parameters | {"global_batch_size"}
+
+
+def test_workers_vary_fastest_whatever_the_order_of_arguments() -> None:
+    one = sweep(**SMALL, workers=[1, 2], arch=["ring", "ps"], bandwidth_bytes_per_s=[1.0, 2.0])
+    other = sweep(bandwidth_bytes_per_s=[1.0, 2.0], arch=["ring", "ps"], workers=[1, 2], **SMALL)
+    assert one.points == other.points
+    assert [tuple(point.values()) for point in one.points] == list(
+        itertools.product([1.0, 2.0], ["ring", "ps"], [1, 2])
+    )
+    assert one.rows() == other.rows()
+
+
+def wrong_rows(found: Sweep, fixed: Mapping[str, Any]) -> list[int]:
+    """Rows that do not say what the prediction of that job alone says."""
+    wrong = []
+    options = {axis.name for axis in found.axes if axis.option}
+    for i, (point, row) in enumerate(zip(found.points, found.rows(), strict=True)):
+        given = {name: v for name, v in point.items() if v is not None and name not in options}
+        own = {name: point[name] for name in options if point[name] is not None}
+        given["options"] = {**fixed.get("options", {}), **own}
+        alone = predict(make_job(**{**fixed, **given}))
+        expected = {
+            "throughput_samples_per_s": alone.throughput_samples_per_s,
+            "throughput_ci_fraction": alone.throughput_ci_fraction,
+            "iteration_s": alone.iteration_s,
+            "idle_fraction": alone.idle_fraction.mean,
+            "staleness_mean": alone.staleness.mean if alone.staleness else None,
+            "bottleneck": alone.bottleneck.resource,
+        }
+        if expected != {name: row[name] for name in expected} or found.predictions[i] != alone:
+            wrong.append(i)
+    return wrong
+
+
+def test_each_row_is_the_prediction_of_its_job() -> None:
+    fixed = {**SMALL, "seed": 3, "options": {"overlap": False}}
+    options = {"overlap": False, "sync": ["bsp", "asp"]}
+    found = sweep(
+        **{**fixed, "options": options},
+        fidelity="fine",
+        arch=["ring", "ps"],
+        workers=[1, 3],
+        latency_s=[0.0, 0.5],
+    )
+    assert len(found.predictions) == 2 * 2 * 3
+    assert wrong_rows(found, fixed) == []
+
+
+def test_canary_rows_that_are_exchanged_are_seen() -> None:
+    found = sweep(**SMALL, fidelity="fine", arch="ps", workers=[1, 2, 4])
+    first, second, third = found.predictions
+    exchanged = Sweep(
+        axes=found.axes, points=found.points, predictions=(first, third, second), skipped=()
+    )
+    assert wrong_rows(found, {**SMALL, "arch": "ps"}) == []
+    assert wrong_rows(exchanged, {**SMALL, "arch": "ps"}) == [1, 2]
+
+
+def test_models_are_read_once_and_jobs_are_the_same() -> None:
+    found = grid({"model": "resnet18", "arch": ["ring", "ps"], "batch_size": [32, 64]})
+    alone = [
+        make_job(model="resnet18", arch=arch, batch_size=batch)
+        for batch in (32, 64)
+        for arch in ("ring", "ps")
+    ]
+    assert list(found.jobs) == alone
+    assert found.jobs[0].workload is found.jobs[1].workload
+
+
+def test_an_option_is_left_out_where_it_does_not_apply() -> None:
+    found = sweep(**SMALL, arch=["ring", "ps"], workers=2, options={"servers": ["1", "2"]})
+    assert [tuple(point.values()) for point in found.points] == [
+        ("ring", None),
+        ("ps", 1),
+        ("ps", 2),
+    ]
+    assert found.notes == ("servers does not apply to ring: left out there",)
+    assert found.to_frame()["servers"].dtype == "Int64"
+
+
+def test_an_option_that_no_architecture_has_is_refused() -> None:
+    with pytest.raises(InputError, match=r"'serverz' does not apply to .* did you mean 'servers'"):
+        sweep(**SMALL, arch=["ps", "easgd"], options={"serverz": [1, 2]})
+    with pytest.raises(InputError, match="option 'servers' does not apply to allreduce"):
+        sweep(**SMALL, arch="ring", options={"servers": [1, 2]})
+
+
+def test_whole_objects_may_vary() -> None:
+    slow = [Straggler(0, 2.0)]
+    found = sweep(
+        workload=WORK,
+        cluster=[cluster(8.0), WHERE],
+        workers=2,
+        arch="ring",
+        jitter=[Jitter(0.1, "gamma"), 0.1, Jitter(0.2, scope="op")],
+        stragglers=[[], slow],
+    )
+    assert [axis.name for axis in found.axes] == ["cluster", "jitter", "stragglers"]
+    frame = found.to_frame()
+    assert list(frame["jitter"].unique()) == ["gamma:0.1", 0.1, "lognormal:0.2:op"]
+    assert list(frame["stragglers"].unique()) == ["none", "0:2"]
+    alone = sweep(**SMALL, arch="ring", workers=[2, 3], stragglers=slow)
+    assert all(p.provenance.inputs["stragglers"] for p in alone.predictions)
+
+
+def test_objects_of_the_same_name_are_kept_apart() -> None:
+    found = sweep(workload=WORK, cluster=[cluster(8.0), WHERE], workers=[1, 2], arch="ring")
+    assert found.to_frame()["cluster"].unique().tolist() == ["test", "test (2)"]
+    assert efficiency_is_wrong(found) == []
+    assert found.to_dict()["axes"]["cluster"] == ["test", "test (2)"]
+
+
+@pytest.mark.parametrize("several", [[1, 2, 4], (1, 2, 4), np.array([1, 2, 4])])
+def test_lists_tuples_and_arrays_are_lists(several: Any) -> None:
+    assert grid({**SMALL, "workers": several}).axes[0].values == (1, 2, 4)
+
+
+def test_a_global_batch_is_shared_by_however_many_workers() -> None:
+    found = sweep(model="resnet18", global_batch_size=96, workers=[1, 2, 3, 5])
+    assert [p.batch_size for p in found.predictions] == [96, 48, 32]
+    assert [(s.point, s.reason) for s in found.skipped] == [
+        (
+            {"workers": 5},
+            "global_batch_size: 96 samples cannot be shared evenly by 5 workers",
+        )
+    ]
+
+
+# -- what is impossible ------------------------------------------------------------------------
+
+
+def test_impossible_jobs_are_skipped_with_their_reasons() -> None:
+    found = sweep(workload=WORK, cluster=cluster(nodes=3), workers=[1, 2, 4, 8], arch="ring")
+    assert [point["workers"] for point in found.points] == [1, 2]
+    assert [s.point["workers"] for s in found.skipped] == [4, 8]
+    assert found.skipped[0].reason == (
+        "workers: 4 do not fit on cluster 'test' (3 nodes x 1 devices)"
+    )
+    assert len(found.to_frame()) == 2
+
+
+def test_jobs_that_fail_while_they_are_predicted_are_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = api.predict
+
+    def sometimes(job: Any, **more: Any) -> Any:
+        if job.workers == 2:
+            raise InputError("two is too many")
+        return real(job, **more)
+
+    monkeypatch.setattr(api, "predict", sometimes)
+    found = sweep(**SMALL, workers=[1, 2, 3])
+    assert [p.workers for p in found.predictions] == [1, 3]
+    assert [(s.point, s.reason) for s in found.skipped] == [({"workers": 2}, "two is too many")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"workers": [0, -1]},
+            "none of 2 jobs is possible: workers: must be at least 1, got 0 (1)"
+            "; workers: must be at least 1, got -1 (1)",
+        ),
+        ({"workers": 0}, "workers: must be at least 1, got 0"),
+        ({"workers": []}, "workers: an empty list"),
+        ({"workers": [1, 2, 1]}, "workers: 1 is given twice"),
+        (
+            {"batch_size": 4, "global_batch_size": 8},
+            "batch_size and global_batch_size: give one of them",
+        ),
+        (
+            {"workers": range(1, 1001), "latency_s": list(np.linspace(0, 1, 101))},
+            "sweep: 101 latency_s x 1000 workers are 101000 jobs; at most 100000",
+        ),
+        ({"arch": ["ring", "pss"]}, "unknown architecture 'pss'; did you mean 'ps'? (known: "),
+        (
+            {"options": {"sync": ["bsp", "aps"]}},
+            "option sync of ps: expected one of asp, bsp, ssp, got 'aps'; did you mean 'asp'?",
+        ),
+    ],
+)
+def test_what_cannot_be_swept(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        sweep(**{**SMALL, **arguments})
+    assert str(error.value).startswith(said)
+
+
+def test_an_unknown_argument_is_an_error_of_the_program() -> None:
+    with pytest.raises(TypeError, match="worker"):
+        sweep(**SMALL, worker=2)
+
+
+# -- the table ---------------------------------------------------------------------------------
+
+
+def efficiency_is_wrong(found: Sweep) -> list[int]:
+    """Rows whose efficiency does not lead from the fewest workers of their series to their rate."""
+    frame = found.to_frame()
+    others = [a.name for a in found.axes if a.name != "workers"]
+    wrong: list[int] = []
+    for _, series in frame.groupby(others) if others else [((), frame)]:
+        base = series.loc[series["workers"].idxmin()]
+        rate = base["throughput_samples_per_s"] / base["workers"]
+        expected = rate * series["workers"] * series["scaling_efficiency"]
+        wrong += series.index[~np.isclose(expected, series["throughput_samples_per_s"])].tolist()
+    return wrong
+
+
+def test_scaling_efficiency_by_hand() -> None:
+    """Computing takes 4 s; a ring of n sends 2(n-1)/n of 3 bytes at 1 byte/s after it."""
+    found = sweep(**SMALL, arch="ring", workers=[2, 3, 6], options={"overlap": False})
+    step_s = [4.0 + 2 * (n - 1) / n * 3.0 for n in (2, 3, 6)]
+    expected = [step_s[0] / s for s in step_s]
+    assert found.to_frame()["scaling_efficiency"].tolist() == pytest.approx(expected)
+
+
+def test_scaling_efficiency_is_within_a_series() -> None:
+    found = sweep(**SMALL, arch=["ring", "ps"], workers=[4, 2, 1], bandwidth_bytes_per_s=[1.0, 9.0])
+    assert efficiency_is_wrong(found) == []
+    alone = found.to_frame().query("workers == 1")["scaling_efficiency"]
+    assert alone.tolist() == [1.0] * 4
+    assert "scaling_efficiency" not in sweep(**SMALL, arch=["ring", "ps"]).rows()[0]
+
+
+def test_canary_an_efficiency_of_another_series_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4])
+    monkeypatch.setattr(Sweep, "_scaling_efficiency", lambda _: [1.0, 0.5, 0.5, 1.0, 0.5, 0.5])
+    assert efficiency_is_wrong(found)
+
+
+def test_the_columns_are_what_varied_and_then_the_results() -> None:
+    found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2], options={"overlap": [True, False]})
+    frame = found.to_frame()
+    results = [*RESULTS[:5], "scaling_efficiency", *RESULTS[5:]]
+    assert list(frame.columns) == ["arch", "overlap", "workers", *results]
+    assert len(frame) == 8
+    assert list(sweep(**SMALL).to_frame().columns) == RESULTS
+
+
+def test_what_follows_from_what_varied_is_shown() -> None:
+    found = sweep(model="resnet18", global_batch_size=96, workers=[1, 2])
+    assert list(found.to_frame().columns[:2]) == ["workers", "batch_size"]
+    assert found.to_frame()["batch_size"].tolist() == [96, 48]
+    larger = workload([1.0], [1.0], [2.0], batch_size=8)
+    works = sweep(**{**SMALL, "workload": [WORK, larger]}).to_frame()
+    assert list(works.columns[:2]) == ["workload", "batch_size"]
+    assert works["batch_size"].tolist() == [4, 8]
+
+
+def test_csv_is_the_frame(tmp_path: Path) -> None:
+    found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2], options={"servers": [1, 2]})
+    text = found.to_csv(tmp_path / "sweep.csv")
+    assert (tmp_path / "sweep.csv").read_text() == text
+    back = pd.read_csv(io.StringIO(text)).astype({"servers": "Int64"})
+    pd.testing.assert_frame_equal(back, found.to_frame(), check_dtype=False)
+
+
+def test_json_has_no_infinity() -> None:
+    found = sweep(**SMALL, options={"split_above_bytes": ["1", "inf"], "servers": 2}, workers=2)
+
+    def no_json(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    read = json.loads(found.to_json(), parse_constant=no_json)
+    assert read["axes"] == {"split_above_bytes": ["1", "inf"]}
+    assert [row["split_above_bytes"] for row in read["rows"]] == [1.0, "inf"]
+    assert math.isinf(found.to_frame()["split_above_bytes"][1])
+
+
+@pytest.mark.parametrize(
+    ("point", "expected"),
+    [
+        ({"workers": 1, "servers": 2}, "1 worker, 2 servers"),
+        ({"global_batch_size": 256, "latency_s": 5e-5}, "global batch 256, latency 50 us"),
+        ({"sync": "asp", "jitter": "gamma:0.1", "seed": 3}, "asp, jitter gamma:0.1, seed 3"),
+        ({"bucket_cap_bytes": math.inf, "stage": 3}, "bucket_cap_bytes=inf, stage=3"),
+        ({"arch": "ring", "servers": None}, "ring"),
+    ],
+)
+def test_points_have_names(point: dict[str, Any], expected: str) -> None:
+    assert label(point) == expected
+
+
+def test_progress_is_told_after_each_job() -> None:
+    told = []
+    sweep(**SMALL, workers=[1, 2, 3], progress=lambda done, of: told.append((done, of)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_sweep_is_coarse_where_that_is_good_enough() -> None:
+    """Without overlap a ring is exactly its phases; asynchronous workers are not."""
+    asked = {**SMALL, "arch": ["ring", "asp"], "workers": [2, 4], "options": {"overlap": False}}
+    found = sweep(**asked, tolerance=1e-6)
+    frame = found.to_frame()
+    assert frame["fidelity"].tolist() == ["coarse", "coarse", "fine", "fine"]
+    assert frame["error_p90_fraction"].tolist()[:2] == [0.0, 0.0]
+    assert frame["error_p90_fraction"].isna().tolist() == [False, False, True, True]
+    fine = sweep(**asked, fidelity="fine").to_frame()
+    assert set(fine["fidelity"]) == {"fine"}
+    np.testing.assert_allclose(
+        frame["throughput_samples_per_s"], fine["throughput_samples_per_s"], rtol=1e-9
+    )
+    coarse = sweep(**asked, fidelity="coarse").to_frame()
+    assert set(coarse["fidelity"]) == {"coarse"}
+    assert (coarse["error_p90_fraction"][2:] > 0.0).all()
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+def test_a_picture_has_a_line_for_each_series() -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4, 8], bandwidth_bytes_per_s=[1, 9])
+    throughput, idle = found.plot().axes
+    assert throughput.get_xscale() == idle.get_xscale() == "log"
+    drawn = {line.get_label(): line for line in throughput.get_lines() if line.get_marker() == "o"}
+    assert list(drawn) == ["8 bps, ring", "8 bps, ps", "72 bps, ring", "72 bps, ps"]
+    row = found.to_frame().query("arch == 'ps' and bandwidth_bytes_per_s == 9")
+    np.testing.assert_allclose(drawn["72 bps, ps"].get_ydata(), row["throughput_samples_per_s"])
+    dashed = [line for line in throughput.get_lines() if line.get_linestyle() == "--"]
+    ideal = dashed[0].get_ydata()
+    assert ideal[3] == pytest.approx(8 * ideal[0])
+    assert "ideal scaling" in {text.get_text() for text in throughput.get_legend().get_texts()}
+    assert found.to_image("png").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "over", "scale"),
+    [
+        ({"workers": [1, 2, 3, 4]}, "workers", "linear"),
+        ({"workers": 2, "bandwidth_bytes_per_s": [1.0, 10.0, 100.0]}, "bandwidth", "log"),
+        (
+            {"workers": 2, "options": {"servers": [1, 2]}, "arch": ["ring", "ps"]},
+            "servers",
+            "linear",
+        ),
+        ({"workers": 2, "jitter": [0.0, 0.1, 0.2]}, "jitter", "linear"),
+    ],
+)
+def test_a_picture_is_drawn_over_the_natural_number(
+    arguments: dict[str, Any], over: str, scale: str
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    idle = sweep(**{**SMALL, **arguments}).plot().axes[1]
+    assert (idle.get_xlabel(), idle.get_xscale()) == (over, scale)
+
+
+def test_a_picture_of_words_has_bars_and_of_many_series_few_lines() -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    words = sweep(**SMALL, workers=2, arch=["ring", "ps", "p2p"]).plot().axes[0]
+    assert [text.get_text() for text in words.get_yticklabels()] == ["ring", "ps", "p2p"]
+    assert len(words.patches) == 3
+    many = sweep(**SMALL, workers=[1, 2], latency_s=list(np.linspace(0.0, 1.0, 30)))
+    lines = [ax for ax in many.plot().axes[0].get_lines() if ax.get_linestyle() == "-"]
+    assert len(lines) == 12
+    assert many.plot().axes[0].get_title() == "12 of 30 lines"
+    found = sweep(
+        **SMALL, arch=["ring", "ps"], workers=2, jitter=[f"gamma:{i / 100}" for i in range(40)]
+    )
+    assert len(found.plot().axes[0].patches) == 60
+    assert found.plot().axes[0].get_title() == "60 of 80 jobs"
+
+
+# -- the command line --------------------------------------------------------------------------
+
+COMMAND = "sweep --model resnet18 --fidelity fine --arch ring,ps --workers 1,2,4..4"
+
+
+def run(command: str) -> tuple[str, str]:
+    """Standard output and standard error of a command that succeeds."""
+    done = CliRunner().invoke(cli, command.split(), catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout, done.stderr
+
+
+def test_the_command_is_the_call() -> None:
+    found = sweep(model="resnet18", fidelity="fine", arch=["ring", "ps"], workers=[1, 2, 4])
+    assert run(f"{COMMAND} --csv -") == (found.to_csv(), "")
+    assert json.loads(run(f"{COMMAND} --json")[0]) == found.to_dict()
+    table, said = run(COMMAND)
+    assert said == ""
+    assert [line.split()[:2] for line in table.splitlines()[2:]] == [
+        [arch, str(workers)] for arch in ("ring", "ps") for workers in (1, 2, 4)
+    ]
+
+
+def test_every_list_of_the_command_arrives() -> None:
+    text, _ = run(
+        "sweep --model alexnet,vgg16 --device v100,p100 --arch ps --fidelity fine --workers 2 "
+        "--batch-size 16,32 --bandwidth 1Gbps,10Gbps --latency 1us,1ms --sync bsp,ssp "
+        "--staleness-bound 0,3 --jitter 0,gamma:0.1 --seed 1 --servers 1 --option duplex=true "
+        "--rel-ci 50% --csv -"
+    )
+    frame = pd.read_csv(io.StringIO(text))
+    expected = {
+        "model": ["alexnet", "vgg16"],
+        "device": ["v100", "p100"],
+        "batch_size": [16, 32],
+        "bandwidth_bytes_per_s": [1.25e8, 1.25e9],
+        "latency_s": [1e-6, 1e-3],
+        "jitter": ["0.0", "gamma:0.1"],
+        "staleness_bound": [0.0, 3.0],
+        "sync": ["bsp", "ssp"],
+    }
+    assert {name: frame[name].unique().tolist() for name in expected} == expected
+    assert len(frame) == 2**8
+
+
+def test_a_job_file_is_the_base_of_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        'schema = "perfmodel.job/1"\nmodel = "resnet18"\narch = "ring"\nworkers = 3\n'
+        "batch_size = 8\n"
+    )
+    text, _ = run(f"sweep --job {tmp_path / 'job.toml'} --global-batch-size 6,12 --csv -")
+    assert pd.read_csv(io.StringIO(text))["global_batch_size"].tolist() == [6, 12]
+
+
+def test_what_is_left_out_is_said_on_standard_error() -> None:
+    done, said = run(
+        "sweep --model resnet18 --arch ring,ps --workers 2,3 --servers 1,2 "
+        "--global-batch-size 64 --csv -"
+    )
+    assert len(done.splitlines()) == 1 + 3
+    assert said.splitlines() == [
+        "note: servers does not apply to ring: left out there",
+        "skipped 3 jobs (the first: ring, 3 workers): "
+        "global_batch_size: 64 samples cannot be shared evenly by 3 workers",
+    ]
+
+
+def failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
+) -> str:
+    """What a command says that fails before any job is predicted."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a job was predicted")
+
+    monkeypatch.setattr(api, "predict", never)
+    monkeypatch.setattr(sys, "argv", ["perfmodel", *arguments.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1)
+    return err.removeprefix("perfmodel: error: ").removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--workers 1,two", "--workers: expected a whole number, got 'two'"),
+        ("--bandwidth 1Gbps,2", "--bandwidth: a unit is missing in '2'"),
+        ("--option servers=1..", "--option servers: a value is missing in '1..'"),
+        ("--csv - --json", "--csv - and --json: both print; give one of them"),
+        ("--csv missing/sweep.csv", "missing/sweep.csv: cannot write: No such file"),
+        ("--csv .", ".: cannot write: Is a directory"),
+        ("--tolerance 10% --fidelity fine", "--tolerance: needs --fidelity auto"),
+        ("--tolerance 0", "--tolerance: must be more than 0, got 0"),
+        ("--fidelity both", "Invalid value for '--fidelity'"),
+        ("--arch rnig,ps", "unknown architecture 'rnig'; did you mean 'ring'?"),
+        ("--model resnet18,resnte50", "unknown model 'resnte50'; did you mean 'resnet50'?"),
+        ("--workers 8,8", "workers: 8 is given twice"),
+        (
+            "--workers 1..1000 --seed 1..1000",
+            "sweep: 1000 seed x 1000 workers are 1000000 jobs; at most 100000",
+        ),
+        (
+            "--batch-size 1,2 --global-batch-size 8",
+            "--batch-size and --global-batch-size: give one of them",
+        ),
+        (
+            "--global-batch-size 7 --workers 2,4",
+            "none of 2 jobs is possible: global_batch_size: 7 samples cannot be shared evenly by 2",
+        ),
+    ],
+)
+def test_wrong_sweeps(
+    more: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert failed(monkeypatch, capsys, f"sweep --model resnet18 {more}").startswith(said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    monkeypatch.chdir(tmp_path)
+    for command in (f"{COMMAND} --csv a.csv", "predict --model resnet18 --trace a.json"):
+        said = failed(monkeypatch, capsys, f"{command} --plot a.doc")
+        assert said.startswith("plot: cannot write 'doc' files (known: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_a_sweep(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    table, picture = tmp_path / "a.csv", tmp_path / "a.svg"
+    out, said = run(f"{COMMAND} --csv {table} --plot {picture}")
+    assert said.splitlines() == [f"wrote {table}", f"wrote {picture}"]
+    assert "samples/s" in out
+    assert table.read_text() == run(f"{COMMAND} --csv -")[0]
+    assert picture.read_bytes().startswith(b"<?xml")
+
+
+def test_canary_a_job_that_is_predicted_early_is_seen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AssertionError, match="a job was predicted"):
+        failed(monkeypatch, capsys, "sweep --model resnet18 --workers 1,2")
+
+
+def test_the_module_and_the_function_have_names_of_their_own() -> None:
+    assert sweeps.sweep is sweep
