@@ -21,7 +21,15 @@ from perfmodel.architectures import Architecture, Coarse
 from perfmodel.errors import InputError, number
 from perfmodel.job import MOST_WORKERS, Job
 from perfmodel.particulars import Totals
-from perfmodel.phases import Phase, Phases, Quantities, Whole, class_of, quantities_of
+from perfmodel.phases import (
+    Phase,
+    Phases,
+    Quantities,
+    Whole,
+    class_of,
+    iteration_cv,
+    quantities_of,
+)
 from perfmodel.prediction import (
     Bottleneck,
     ErrorBand,
@@ -389,6 +397,7 @@ def _evaluated(
         times = batch / job.workload.batch_size
         for name in ("forward_s", "backward_s", "scale"):
             changed[name] = getattr(q, name) * times
+        changed["cv"] = iteration_cv(job, times)
     q = msgspec.structs.replace(q, **changed)
     found = phases(job, sharpness=sharpness, among=q)
     iteration_s = found.iteration_s

@@ -19,9 +19,6 @@ from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
 EXACT = 64
 """Customers of one class up to which the recursion is exact; it would take long for more."""
 
-NO_TIME = 1e-300
-"""Stands for no time where something is divided by it (s)."""
-
 MOST_ROUNDS, CLOSE = 1000, 1e-9
 """Repetitions of a fixed point, and the relative change at which it is one."""
 
@@ -76,14 +73,19 @@ def contended(
 def _alone(
     customers: Quantity, demands_s: Sequence[Quantity], lap: Lap, regular: Sequence[Quantity]
 ) -> list[Quantity]:
-    """One customer after the other; beyond :data:`EXACT` of them all at once."""
+    """One customer after the other; beyond :data:`EXACT` of them all at once.
+
+    There the part of all customers who are at a station is taken to fall, from one customer less,
+    as it does in the fixed points for both numbers; and in these in proportion to n^-2 from
+    :data:`EXACT` on. This is one step of Linearizer (Chandy, Neuse, CACM 25(2), 1982, doi
+    10.1145/358396.358403), which begins with what the recursion found.
+    """
     most = int(np.max(customers))
-    busiest = maximum(*demands_s)
 
     def met(found: Sequence[Quantity], present: Quantity) -> list[Quantity]:
         """How many are at each station of so many who each find others there."""
         cycle_s, held_s = lap(found)
-        per_s = present / maximum(cycle_s, present * busiest)
+        per_s = present / cycle_s
         return [
             per_s * (held - 0.5 * part * demand)
             for held, demand, part in zip(held_s, demands_s, regular, strict=True)
@@ -96,28 +98,37 @@ def _alone(
     if most <= EXACT:
         return found
     crowd = maximum(customers, 1.0 * EXACT)
-    # by how much the part of all customers who are at a station falls from n - 1 to n customers:
-    # in proportion to n^-2, which makes the fixed point at EXACT what the recursion found
+    last = met(found, 1.0 * EXACT)
     falls = [
-        (before / (EXACT - 1.0) - now / EXACT) * (EXACT / crowd) ** 2
-        for before, now in zip(found, met(found, 1.0 * EXACT), strict=True)
+        (before / (EXACT - 1.0) - now / EXACT) * EXACT**2
+        for before, now in zip(found, last, strict=True)
     ]
-    # from above, where the busiest station holds them all, it takes few repetitions
-    ahead = [(crowd - 1.0) * demand / maximum(busiest, NO_TIME) for demand in demands_s]
-    for _ in range(MOST_ROUNDS):
-        present = met(ahead, crowd)
-        here = [
-            maximum((crowd - 1.0) * (others / crowd + fall), 0.0)
-            for others, fall in zip(present, falls, strict=True)
-        ]
-        change = max(
-            float(np.max(np.abs(new - old) / (1.0 + np.abs(old))))
-            for new, old in zip(here, ahead, strict=True)
-        )
-        ahead = [(new + old) / 2.0 for new, old in zip(here, ahead, strict=True)]
-        if change < CLOSE:
-            break
-    return _where(customers > EXACT, ahead, found)
+
+    def settled(present: Quantity, falls: Sequence[Quantity]) -> list[Quantity]:
+        """The others that each of so many finds, if the part of all customers who are at a station
+        falls that much from one customer less."""
+        ahead = [others * (present - 1.0) / (EXACT - 1.0) for others in found]
+        for _ in range(MOST_ROUNDS):
+            here = [
+                maximum((present - 1.0) * (others / present + fall), 0.0)
+                for others, fall in zip(met(ahead, present), falls, strict=True)
+            ]
+            change = max(
+                float(np.max(np.abs(new - old) / (1.0 + np.abs(old))))
+                for new, old in zip(here, ahead, strict=True)
+            )
+            ahead = [(new + old) / 2.0 for new, old in zip(here, ahead, strict=True)]
+            if change < CLOSE:
+                break
+        return ahead
+
+    guess = settled(crowd, [fall / crowd**2 for fall in falls])
+    fewer = settled(crowd - 1.0, [fall / (crowd - 1.0) ** 2 for fall in falls])
+    better = [
+        before / (crowd - 1.0) - now / crowd
+        for before, now in zip(met(fewer, crowd - 1.0), met(guess, crowd), strict=True)
+    ]
+    return _where(customers > EXACT, settled(crowd, better), found)
 
 
 def _where(

@@ -29,9 +29,6 @@ RANGES: Mapping[str, tuple[float, float]] = {
 }
 """Where crossovers are looked for."""
 
-MOST_ASYNCHRONOUS = 512.0
-"""Workers up to which crossovers of asynchronous jobs are looked for."""
-
 WHOLE = ("workers", "batch_size")
 """What comes in whole numbers."""
 
@@ -40,6 +37,9 @@ POINTS = 200
 
 BISECTIONS = 60
 """Halvings of the interval around a crossover."""
+
+ROUNDING = 1e-9
+"""Part of the longest phase by which another one may be shorter, and be as long."""
 
 
 class Crossover(msgspec.Struct, frozen=True):
@@ -180,8 +180,13 @@ def _most(job: Job, variable: str) -> float:
     )
 
 
+def _least(job: Job, variable: str) -> float:
+    backups = getattr(job.options, "backup_workers", 0) if variable == "workers" else 0
+    return RANGES[variable][0] + float(backups)
+
+
 def _points(variable: str, *jobs: Job) -> Floats:
-    low = RANGES[variable][0]
+    low = max(_least(job, variable) for job in jobs)
     high = max(min(_most(job, variable) for job in jobs), low)
     values = np.geomspace(low, high, POINTS)
     return np.unique(np.rint(values)) if variable in WHOLE else values
@@ -197,29 +202,33 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
     below = [k for k in changes if values[k + 1] <= here]
     above = [k for k in changes if values[k + 1] > here]
     for k in [*below[-1:], *above[:1]]:
-        low, high = float(values[k]), float(values[k + 1])
-        pair = ruling[k], ruling[k + 1]
-        value = _narrowed(job, variable, low, high, pair)
-        found.append(Crossover(variable, value, *pair, _solved(job, variable, pair)))
+        value = _narrowed(job, variable, float(values[k]), float(values[k + 1]), ruling[k])
+        pair = ruling[k], *_ruling(job, variable, np.array([value]))
+        found.append(Crossover(variable, value, *pair, _solved(job, variable, value, pair)))
     return found
 
 
 def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
-    """The longest phase at each value; waiting on both ways of a link counts as one."""
+    """The longest phase at each value; the first of those that are as long."""
     phases = _evaluated(job, variable, values).phases_s
     names = list(phases)
-    return [names[k] for k in np.argmax([phases[name] for name in names], axis=0)]
+    seconds = np.array([phases[name] for name in names])
+    longest = seconds >= (1.0 - ROUNDING) * seconds.max(axis=0)
+    return [names[k] for k in np.argmax(longest, axis=0)]
 
 
-def _narrowed(job: Job, variable: str, low: float, high: float, pair: tuple[str, str]) -> float:
-    """Halve an interval at whose ends two phases rule until it is as good as a point."""
+def _narrowed(job: Job, variable: str, low: float, high: float, below: str) -> float:
+    """Halve an interval, at whose lower end only one phase rules, until it is as good as a point.
+
+    Returns the end where that phase rules no longer.
+    """
     whole = variable in WHOLE
     for _ in range(BISECTIONS):
         if whole and high - low <= 1.0:
             return high
         middle = math.sqrt(low * high)
         middle = float(min(max(round(middle), low + 1), high - 1)) if whole else middle
-        if _ruling(job, variable, np.array([middle]))[0] == pair[0]:
+        if _ruling(job, variable, np.array([middle])) == [below]:
             low = middle
         else:
             high = middle
@@ -264,10 +273,11 @@ SOLVED = ("workers", "bandwidth_bytes_per_s")
 """Variables that are symbols of the formulas."""
 
 
-def _solved(job: Job, variable: str, pair: Sequence[str]) -> str | None:
+def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str | None:
     """The crossover in symbols, where that is linear in the variable or in its inverse.
 
-    With a maximum in a phase, it is for the one of its arguments that is the largest here.
+    With a maximum in a phase, it is for the one of its arguments that is the largest there. The
+    formulas take the model as a whole; where layers make a difference, there is no solution.
     """
     beyond = job.cluster.devices_per_node > 1 or coarse.asynchronous(job)
     if variable not in SOLVED or beyond:
@@ -278,7 +288,9 @@ def _solved(job: Job, variable: str, pair: Sequence[str]) -> str | None:
     symbol = formulas.symbols()[variable]
     if any(name not in parts for name in pair):
         return None
-    first, second = (_on_this_side(parts[name], job) for name in pair)
+    sample = _sample(job)
+    at = value * (1.0 if variable in WHOLE else job.cluster.nic.efficiency)
+    first, second = (_on_this_side(parts[name], {**sample, symbol: at}) for name in pair)
     numerator = sympy.numer(sympy.together(first - second))
     if not numerator.is_polynomial(symbol):
         return None
@@ -287,25 +299,25 @@ def _solved(job: Job, variable: str, pair: Sequence[str]) -> str | None:
         return None
     slope, rest = line.all_coeffs()
     root = -rest / slope
-    if not _positive(root, job):
+    found = root.subs(sample)
+    if not found.is_real or not at - _within(variable, at) <= float(found) <= at * (1.0 + EQUAL):
         return None
     return f"{symbol} = {sympy.sstr(sympy.factor_terms(sympy.cancel(root)))}"
 
 
-def _on_this_side(expression: sympy.Expr, job: Job) -> sympy.Expr:
-    """An expression with each maximum replaced by the one of its arguments that it is here."""
+def _within(variable: str, value: float) -> float:
+    """How far below a crossover its exact value may be."""
+    return 1.0 if variable in WHOLE else EQUAL * value
+
+
+def _on_this_side(expression: sympy.Expr, sample: Mapping[Any, float]) -> sympy.Expr:
+    """An expression with each maximum replaced by the one of its arguments that it is there."""
     import sympy
 
-    sample = _sample(job)
     return expression.replace(
         lambda e: isinstance(e, sympy.Max),
         lambda e: max(e.args, key=lambda a: float(a.subs(sample))),
     )
-
-
-def _positive(root: sympy.Expr, job: Job) -> bool:
-    value = root.subs(_sample(job))
-    return bool(value.is_number and value.is_real and value > 0)
 
 
 def _sample(job: Job) -> dict[Any, float]:

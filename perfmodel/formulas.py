@@ -123,7 +123,7 @@ def formula(job: Job) -> Formula:
     return Formula(
         architecture=job.architecture,
         phases=tuple(
-            Term(name, sympy.sstr(value, order="none"), sympy.latex(value))
+            Term(name, sympy.sstr(value, order="none", full_prec=False), sympy.latex(value))
             for name, value in parts.items()
         ),
         text=f"T = {' + '.join(f'({name})' for name in parts)}",

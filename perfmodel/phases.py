@@ -332,16 +332,15 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     def by_class(self) -> list[Quantities]:
         """The same for a worker of each class; for the mean worker where all are alike."""
-        workers = sum(kind.count for kind in self.classes)
-        mean = sum(kind.count * kind.scale for kind in self.classes) / max(workers, 1)
         return [
             msgspec.structs.replace(
                 self,
                 bandwidth_bytes_per_s=kind.bandwidth_bytes_per_s,
-                forward_s=self.forward_s * kind.scale / mean,
-                backward_s=self.backward_s * kind.scale / mean,
-                optimizer_s=self.optimizer_s * kind.scale / mean,
-                scale=self.scale * kind.scale / mean,
+                forward_s=self.forward_s * kind.scale / self.slowdown,
+                backward_s=self.backward_s * kind.scale / self.slowdown,
+                optimizer_s=self.optimizer_s * kind.scale / self.slowdown,
+                scale=self.scale * kind.scale / self.slowdown,
+                slowdown=kind.scale,
                 unequal=1.0,
                 classes=(),
             )
@@ -371,7 +370,7 @@ def quantities_of(job: Job) -> Quantities:
     inside, over = cluster.intra_node, cluster.core_oversubscription
     classes = _classes(job)
     mean = sum(kind.count * kind.scale for kind in classes) / n
-    cv = _iteration_cv(job)
+    cv = iteration_cv(job)
     kind = job.jitter.kind if job.jitter is not None else "lognormal"
     return Quantities(
         workers=n,
@@ -416,15 +415,17 @@ def _classes(job: Job) -> tuple[Class, ...]:
     return tuple(msgspec.structs.replace(kind, count=count) for kind, count in found.items())
 
 
-def _iteration_cv(job: Job) -> float:
-    """Of a whole iteration's computation; factors of single ops average out."""
+def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:
+    """Coefficient of variation of a whole iteration's computation, if the passes take ``times`` as
+    long; factors of single ops average out."""
     if job.jitter is None:
         return 0.0
     if job.jitter.scope == "iteration":
         return job.jitter.cv
     w = expanded(job.workload)
-    parts = np.array([s for a in w.layers for s in (a.forward_s, a.backward_s)] + [w.optimizer_s])
-    return float(job.jitter.cv * math.sqrt((parts**2).sum()) / parts.sum())
+    parts = np.array([s for a in w.layers for s in (a.forward_s, a.backward_s)])
+    squares = times**2 * float((parts**2).sum()) + w.optimizer_s**2
+    return job.jitter.cv * squares**0.5 / (times * float(parts.sum()) + w.optimizer_s)
 
 
 class Phase(msgspec.Struct, frozen=True, eq=False):

@@ -18,9 +18,9 @@ from perfmodel import (
     Link,
     NodeOverride,
     Straggler,
-    api,
     build_graph,
     costs,
+    fine,
     predict,
 )
 from perfmodel.architectures.allreduce import messages_of
@@ -143,7 +143,7 @@ def test_one_worker_may_stand_for_all(
     folds = (devices == 1 and ring) or not options.get("each_send")
     assert graph.n_groups == (1 if folds else 6)
     folded = predict(one)
-    monkeypatch.setattr(api, "alike", lambda job: False)
+    monkeypatch.setattr(fine, "alike", lambda job: False)
     whole = predict(one)
     assert same(msgspec.to_builtins(folded), msgspec.to_builtins(whole)) == []
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import InputError, Jitter, Link, Straggler, Workload, api, build_graph, predict
+from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, fine, predict
 from perfmodel.architectures.fsdp import units_of, worker_bytes
 from perfmodel.engine import timeline
 from tests.jobs import cluster, job, workload
@@ -171,7 +171,7 @@ def test_one_worker_may_stand_for_all(
     one = job(WORK, where, 6, "fsdp", {**EACH, **options})
     assert build_graph(one, fold=True).n_groups == 1
     folded = predict(one)
-    monkeypatch.setattr(api, "alike", lambda job: False)
+    monkeypatch.setattr(fine, "alike", lambda job: False)
     assert same(msgspec.to_builtins(folded), msgspec.to_builtins(predict(one))) == []
     monkeypatch.undo()
     assert build_graph(job(WORK, where, 6, "fsdp", jitter=Jitter(0.1)), fold=True).n_groups == 6

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfmodel import InputError, Jitter, Job, Straggler, api, build_graph, predict
+from perfmodel import InputError, Jitter, Job, Straggler, build_graph, fine, predict
 from perfmodel.engine import timeline
 from tests.jobs import cluster, job, workload
 from tests.oracles import equal
@@ -124,7 +124,7 @@ def test_one_worker_may_stand_for_all(
     one = job(WORK, cluster(latency_s=0.01), 5, "local_sgd", options)
     assert build_graph(one, fold=True).n_groups == 1
     folded = predict(one)
-    monkeypatch.setattr(api, "alike", lambda job: False)
+    monkeypatch.setattr(fine, "alike", lambda job: False)
     assert same(msgspec.to_builtins(folded), msgspec.to_builtins(predict(one))) == []
 
 

@@ -265,16 +265,15 @@ class End(msgspec.Struct, frozen=True, eq=False):
         b.edge(np.broadcast_to(done[self.message], after.shape), after)
 
 
-def _decode_per_byte_s(job: Job) -> float:
+def _decode_per_byte_s(options: Options, workers: Quantity) -> Quantity:
     """Time of a device to decompress what it received for a byte of gradients."""
-    options: Options = job.options
-    return options.decode_per_byte_s * (job.workers - 1 if options.sparse else 1)
+    return options.decode_per_byte_s * (workers - 1 if options.sparse else 1)
 
 
 def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
     """One optimizer step of each worker, after all messages; before it they are decompressed."""
     optimizer = waiting = add_optimizer(b, job, workers)
-    decode_s = _decode_per_byte_s(job) * job.workload.gradient_bytes
+    decode_s = _decode_per_byte_s(job.options, job.workers) * job.workload.gradient_bytes
     if decode_s > 0.0 and job.workers > 1:
         waiting = workers.compute(b, "decode", decode_s)
         b.edge(workers.backward[:, 0], waiting)
@@ -288,7 +287,8 @@ def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -
     alone."""
     layers, column = np.unique(messages.part_layer, return_inverse=True)
     dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])[layers]
-    seconds = job.workload.optimizer_s * dense / dense.sum() + _decode_per_byte_s(job) * dense
+    decode_per_byte_s = _decode_per_byte_s(job.options, job.workers)
+    seconds = job.workload.optimizer_s * dense / dense.sum() + decode_per_byte_s * dense
     names = [workers.layer_names[i] for i in layers.tolist()]
     update = workers.compute(b, "update", seconds, names=names)
     b.edge(update, workers.forward[:, layers], lag=1)
@@ -461,9 +461,10 @@ def phases(job: Job, q: Quantities) -> Phases:
     options: Options = job.options
     late = q.slowest()
     rate, alone = _rate(q, options), q.workers <= 1
-    shares, numbers = q.layers.once(("messages", job.options), lambda: _shares(job))
     if isinstance(q.layers, Whole):
         shares, numbers = [1.0], [0]
+    else:
+        shares, numbers = q.layers.once(("messages", job.options), lambda: _shares(job))
     sizes = [q.gradient_bytes * share for share in shares]
     seconds = [rate.seconds(size) for size in sizes]
     figures = {"startup_s": rate.startup_s, "per_byte_s": rate.per_byte_s}
@@ -492,7 +493,7 @@ def phases(job: Job, q: Quantities) -> Phases:
         # the first layer is reduced as soon as it is ready, and nothing can hide that
         busy = len(sizes) * rate.startup_s + q.gradient_bytes * rate.per_byte_s
         exposed = maximum(seconds[-1], busy - compute * late)
-    decode_per_byte_s = _decode_per_byte_s(job) * q.slowdown
+    decode_per_byte_s = _decode_per_byte_s(options, q.workers) * q.slowdown
     compress = where(alone, 0.0, (encode_per_byte_s + decode_per_byte_s) * q.gradient_bytes)
     parts = {
         "compute": Phase(compute, "compute"),
