@@ -195,25 +195,34 @@ def _staleness(job: Job, found: Phases) -> Staleness:
     The variance of k, the others' updates between two of one's own, is m c^2 + (m c)^2, with m the
     mean and c the coefficient of variation of the time between a worker's updates: none where all
     go round in turn, that of the geometric distribution for exponential times. In between, k is
-    taken to be the whole number next to a gamma variable of that variance.
+    taken to be the whole number next to a gamma variable of that variance. Where workers differ,
+    each has its own mean.
     """
     mean, spread = float(found.staleness), float(found.spread)
-    shares = _spread_out(mean, mean * spread**2 + (mean * spread) ** 2)
+    per_worker, of_updates = _staleness_of_workers(job, found, mean)
+    means: dict[float, float] = defaultdict(float)
+    for own, part in zip(per_worker, of_updates, strict=True):
+        means[own] += part
+    mixed: dict[int, float] = defaultdict(float)
+    for own, part in means.items():
+        for value, share in _spread_out(own, own * spread**2 + (own * spread) ** 2).items():
+            mixed[value] += part * share
+    shares = dict(sorted(mixed.items()))
     counts = {value: round(share * 1e9) for value, share in shares.items()}
     return Staleness(
         mean=mean,
         p50=percentile(counts, 0.5),
         p90=percentile(counts, 0.9),
         max=max(shares),
-        per_worker=_staleness_of_workers(job, found, mean),
+        per_worker=per_worker,
         histogram={str(value): share for value, share in shares.items()},
     )
 
 
-def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[float, ...]:
-    """By worker: the updates of the others in the time of one's own."""
+def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[float, ...], ...]:
+    """By worker: updates of the others in the time of one's own, and its part of all updates."""
     if not found.classes:
-        return (mean,) * job.workers
+        return (mean,) * job.workers, (1.0 / job.workers,) * job.workers
     own = quantities_of(job)
     rate = {
         (kind.scale, kind.bandwidth_bytes_per_s): 1.0 / float(p.iteration_s)
@@ -223,7 +232,7 @@ def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[float, 
     rates = np.array([rate[kind.scale, kind.bandwidth_bytes_per_s] for kind in kinds])
     others = (rates.sum() - rates) / rates
     weighted = float((others * rates).sum() / rates.sum())
-    return tuple((others * (mean / weighted)).tolist())
+    return tuple((others * (mean / weighted)).tolist()), tuple((rates / rates.sum()).tolist())
 
 
 def _spread_out(mean: float, variance: float) -> dict[int, float]:

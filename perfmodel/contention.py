@@ -45,8 +45,7 @@ def contended(
     even : 0 for stations where customers come at random times; up to 1 where they come so evenly
         that one finds of another's service no more than half, on average. It takes ``even`` U / 2
         off the others, with U the utilisation: the residual life of a service without spread
-        (Reiser, 1979). A lap is then never shorter than the busiest station allows.
-
+        (Reiser, 1979).
     stations : names that the symbols get, if ``customers`` is one.
 
     With one class this is the exact recursion over the number of customers, up to :data:`EXACT`;
@@ -131,9 +130,7 @@ def _alone(
     return _where(customers > EXACT, settled(crowd, better), found)
 
 
-def _where(
-    condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity]
-) -> list[Quantity]:
+def _where(condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity]) -> list[Quantity]:
     return [where(condition, new, old) for new, old in zip(yes, no, strict=True)]
 
 

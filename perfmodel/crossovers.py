@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
+SCHEMA = "perfmodel.explanation/1"
+
 RANGES: Mapping[str, tuple[float, float]] = {
     "workers": (1.0, 65536.0),
     "bandwidth_bytes_per_s": (1e5, 1e13),
@@ -68,12 +70,13 @@ class Saturation(msgspec.Struct, frozen=True):
     workers: float
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a job is as fast as it is, by its coarse model.
 
     ``phases_s`` are the phases of an iteration, the longest first; ``rules`` is the first of them.
     """
 
+    schema: str = SCHEMA
     iteration_s: float
     phases_s: dict[str, float]
     rules: str
@@ -203,7 +206,7 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
     above = [k for k in changes if values[k + 1] > here]
     for k in [*below[-1:], *above[:1]]:
         value = _narrowed(job, variable, float(values[k]), float(values[k + 1]), ruling[k])
-        pair = ruling[k], *_ruling(job, variable, np.array([value]))
+        pair = (ruling[k], _ruling(job, variable, np.array([value]))[0])
         found.append(Crossover(variable, value, *pair, _solved(job, variable, value, pair)))
     return found
 
@@ -276,20 +279,19 @@ SOLVED = ("workers", "bandwidth_bytes_per_s")
 def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str | None:
     """The crossover in symbols, where that is linear in the variable or in its inverse.
 
-    With a maximum in a phase, it is for the one of its arguments that is the largest there. The
-    formulas take the model as a whole; where layers make a difference, there is no solution.
+    With a maximum in a phase, it is for the one of its arguments that is the largest there.
     """
-    beyond = job.cluster.devices_per_node > 1 or coarse.asynchronous(job)
-    if variable not in SOLVED or beyond:
+    cluster = job.cluster
+    beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
+    if variable not in SOLVED or beyond or coarse.asynchronous(job):
         return None
     import sympy
 
     parts = formulas.expressions(job)
-    symbol = formulas.symbols()[variable]
     if any(name not in parts for name in pair):
         return None
-    sample = _sample(job)
-    at = value * (1.0 if variable in WHOLE else job.cluster.nic.efficiency)
+    sample, symbol = _sample(job), formulas.symbols()[variable]
+    at = value * (1.0 if variable in WHOLE else cluster.nic.efficiency)
     first, second = (_on_this_side(parts[name], {**sample, symbol: at}) for name in pair)
     numerator = sympy.numer(sympy.together(first - second))
     if not numerator.is_polynomial(symbol):
@@ -300,14 +302,12 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
     slope, rest = line.all_coeffs()
     root = -rest / slope
     found = root.subs(sample)
-    if not found.is_real or not at - _within(variable, at) <= float(found) <= at * (1.0 + EQUAL):
+    if not (found.is_real and found > 0):
+        return None
+    there = [float(parts[name].subs({**sample, symbol: found})) for name in pair]
+    if abs(there[0] - there[1]) > EQUAL * max(there):
         return None
     return f"{symbol} = {sympy.sstr(sympy.factor_terms(sympy.cancel(root)))}"
-
-
-def _within(variable: str, value: float) -> float:
-    """How far below a crossover its exact value may be."""
-    return 1.0 if variable in WHOLE else EQUAL * value
 
 
 def _on_this_side(expression: sympy.Expr, sample: Mapping[Any, float]) -> sympy.Expr:

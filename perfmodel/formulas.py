@@ -15,6 +15,8 @@ from perfmodel.phases import Quantities, Whole
 if TYPE_CHECKING:
     import sympy
 
+SCHEMA = "perfmodel.formula/1"
+
 MEANINGS: Mapping[str, tuple[str, str, str]] = {
     "workers": ("N", "workers", ""),
     "servers": ("P", "servers", ""),
@@ -50,13 +52,14 @@ class Meaning(msgspec.Struct, frozen=True):
     unit: str
 
 
-class Formula(msgspec.Struct, frozen=True):
+class Formula(msgspec.Struct, frozen=True, kw_only=True):
     """A coarse model to read.
 
     ``phases`` are its terms, which ``text`` and ``latex`` add up to the whole iteration T;
     ``legend`` has every symbol in it.
     """
 
+    schema: str = SCHEMA
     architecture: str
     phases: tuple[Term, ...]
     text: str
@@ -181,8 +184,12 @@ def _legend(expression: sympy.Expr) -> tuple[Meaning, ...]:
 
 def _slowest(what: str) -> str:
     """What an order statistic is, from its indices."""
-    who, _, steps = what.partition("_")
+    who, _, how = what.partition("_")
     rank = who.strip("()")
     worker = "the slowest of N workers" if rank == "N" else f"worker {rank} of N, by speed,"
-    text = f"time of {worker} over the mean"
-    return text + (f", in sums of {steps} iterations" if steps else "") + "; 1 without jitter"
+    if how.startswith("ahead"):
+        ahead = how.removeprefix("ahead")
+        text = f"time of {worker} over the mean, as far as those {ahead} ahead wait for it"
+    else:
+        text = f"time of {worker} over the mean" + (f", in sums of {how} iterations" if how else "")
+    return f"{text}; 1 without jitter"

@@ -41,8 +41,8 @@ def main(
         click.echo(json.dumps({"groups": groups}, indent=2))
         return
     head = (
-        *("group", "jobs", "exact", "p10", "median", "p90", "|median|", "|p90|", "worst"),
-        *("plain |median|", "plain |p90|"),
+        *("group", "jobs", "exact", "p10", "p50", "p90", "median size", "p90 size", "worst"),
+        *("plain median", "plain p90"),
     )
     lines = [head]
     for name, group in groups.items():

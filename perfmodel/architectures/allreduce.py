@@ -599,6 +599,6 @@ ARCHITECTURE = Architecture(
     fold=_fold,
     unused=lambda options: options.unused,
     coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
+        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.03)
     ),
 )

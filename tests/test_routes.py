@@ -1,0 +1,283 @@
+"""Two routes to one number: formulas and simulation; and formulas on floats, arrays and symbols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import Job, Link, Server, coarse, contention, evaluate, formulas, make_job, predict
+from perfmodel.phases import Phases, Whole, quantities_of
+from tests.jobs import ALL, ALL_IDS, cluster, job, workload
+
+few = settings(max_examples=12, deadline=None, derandomize=True)
+
+NOT_ALWAYS = 0.2
+"""Part of the drawn jobs of a way of training that has to be exact, if any is."""
+
+seconds = st.floats(0.0, 10.0, allow_subnormal=False)
+
+
+@st.composite
+def plain_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
+    """Jobs on plain clusters: a worker to each node, no core, no link inside."""
+    count = draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.sampled_from([0.0, 7.0, 40.0]), min_size=count, max_size=count))
+    if not any(sizes):
+        sizes[0] = 10.0
+    forward = draw(st.lists(seconds, min_size=count, max_size=count))
+    backward = draw(st.lists(seconds, min_size=count, max_size=count))
+    forward[0] += 0.5
+    optimizer_s = draw(st.sampled_from([0.0, 0.3]))
+    where = cluster(
+        draw(st.sampled_from([13.0, 100.0])),
+        draw(st.sampled_from([0.0, 0.01])),
+        server=Server(
+            update_per_tensor_s=draw(st.sampled_from([0.0, 0.1])),
+            update_per_byte_s=draw(st.sampled_from([0.0, 0.001])),
+        ),
+    )
+    work = workload(forward, backward, sizes, optimizer_s=optimizer_s)
+    least = 1 + options.get("backup_workers", 0)
+    return job(work, where, draw(st.integers(least, 5)), arch, options)
+
+
+def exactly(fine_s: float, coarse_s: float) -> bool:
+    return abs(coarse_s - fine_s) <= 1e-9 * fine_s
+
+
+@pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+def test_formulas_equal_the_simulation_where_they_say_so(
+    arch: str, options: dict[str, Any]
+) -> None:
+    @few
+    @given(one=plain_jobs(arch, options))
+    def check(one: Job) -> None:
+        if coarse.model_of(one).exact(one):
+            fine_s, coarse_s = predict(one).iteration_s, predict(one, fidelity="coarse").iteration_s
+            assert exactly(fine_s, coarse_s), (one, fine_s, coarse_s)
+
+    check()
+
+
+SIMPLE: list[tuple[str, dict[str, Any]]] = [
+    *(("bsp", {"overlap": overlap, "duplex": duplex}) for overlap in (True, False)
+      for duplex in (True, False)),
+    *(("ring", {"bucketing": kind}) for kind in ("ddp", "one", "layer", "mg_wfbp")),
+    *(("allreduce", {"algorithm": kind}) for kind in ("halving_doubling", "tree", "hierarchical")),
+    *(("p2p", {"overlap": overlap}) for overlap in (True, False)),
+    *((name, {}) for name in ("zero1", "zero2", "local_sgd", "d_psgd")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "options"), SIMPLE)
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_most_synchronous_jobs_are_exact(arch: str, options: dict[str, Any], workers: int) -> None:
+    one = simple(arch, options, workers)
+    if options.get("overlap", True) or not options.get("duplex"):
+        assert coarse.model_of(one).exact(one)
+    assert exactly(predict(one).iteration_s, predict(one, fidelity="coarse").iteration_s)
+
+
+def simple(arch: str, options: dict[str, Any], workers: int) -> Job:
+    work = workload([1.0, 2.0, 0.5], [2.0, 4.0, 1.0], [30.0, 5.0, 60.0])
+    server = Server(update_per_tensor_s=0.01, update_per_byte_s=0.002)
+    return job(work, cluster(20.0, 0.01, server=server), workers, arch, options)
+
+
+PLANTED = {
+    "latency twice": lambda q: {"latency_s": 2.0 * q.latency_s},
+    "bits for bytes": lambda q: {"bandwidth_bytes_per_s": q.bandwidth_bytes_per_s / 8.0},
+    "one worker less": lambda q: {"workers": q.workers - 1},
+    "free updates": lambda q: {"update_per_tensor_s": 0.0, "update_per_byte_s": 0.0},
+}
+
+
+@pytest.mark.parametrize("error", PLANTED)
+def test_canary_a_planted_error_is_seen(error: str) -> None:
+    one = simple("bsp", {"overlap": False}, 8)
+    q = quantities_of(one)
+    wrong = msgspec.structs.replace(q, **PLANTED[error](q))
+    found = coarse.phases(one, among=wrong).iteration_s
+    if error == "bits for bytes":  # the servers' links are the bottleneck
+        wrong = msgspec.structs.replace(
+            wrong, server_bandwidth_bytes_per_s=q.server_bandwidth_bytes_per_s / 8.0
+        )
+        found = coarse.phases(one, among=wrong).iteration_s
+    assert not exactly(predict(one).iteration_s, float(found))
+
+
+@pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+def test_coarse_predictions_add_up(arch: str, options: dict[str, Any]) -> None:
+    where = cluster(
+        13.0, 0.01, devices_per_node=2, intra_node=Link(500.0, 0.001), core_oversubscription=2.0,
+        update_per_tensor_s=0.1,
+    )  # fmt: skip
+    work = workload([1.0, 2.0], [2.0, 1.0], [40.0, 7.0], optimizer_s=0.2, data_loading_s=0.5)
+    p = predict(job(work, where, 4, arch, options, jitter=0.2), fidelity="coarse")
+    assert p.fidelity == "coarse"
+    assert p.error_band is not None
+    assert sum(p.phases_s.values()) == pytest.approx(p.iteration_s)
+    assert min(p.phases_s.values()) > 0.0
+    idle = p.idle_fraction
+    assert 0.0 <= idle.mean < 1.0
+    assert sum(idle.by_cause.values()) == pytest.approx(idle.mean, abs=1e-9)
+    assert idle.mean == pytest.approx(1.0 - p.compute_s / p.iteration_s)
+    assert len(idle.per_worker) == p.workers
+    for use in (p.utilisation.workers, p.utilisation.servers, p.utilisation.links):
+        assert all(-1e-9 <= part <= 1.0 + 1e-9 for part in use.values())
+    assert p.staleness is not None
+    assert sum(p.staleness.histogram.values()) == pytest.approx(1.0)
+
+
+# -- floats, arrays, symbols -------------------------------------------------------------------
+
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    ("bsp", {}),
+    ("bsp", {"overlap": False}),
+    ("bsp", {"duplex": True}),
+    ("asp", {}),
+    ("asp", {"overlap": False}),
+    ("ssp", {}),
+    ("ring", {}),
+    ("ring", {"bucketing": "mg_wfbp"}),
+    ("ring", {"bucketing": "horovod"}),
+    ("allreduce", {"algorithm": "tree"}),
+    ("allreduce", {"algorithm": "halving_doubling"}),
+    ("p2p", {}),
+    ("p2p", {"exchange": "sharded"}),
+    ("zero2", {}),
+    ("zero3", {}),
+    ("local_sgd", {}),
+    ("d_psgd", {}),
+    ("easgd", {}),
+    ("gosgd", {"probability": 0.5}),
+    ("ad_psgd", {}),
+]
+
+
+def measured(arch: str, options: dict[str, Any], workers: int = 8) -> Job:
+    return make_job(model="resnet18", device="v100", arch=arch, options=options, workers=workers)
+
+
+@pytest.mark.parametrize(("arch", "options"), KINDS)
+@pytest.mark.parametrize("sharpness", [None, 3.0, float("inf")])
+def test_arrays_equal_scalars(arch: str, options: dict[str, Any], sharpness: float | None) -> None:
+    generator = np.random.default_rng(1)
+    n = 40
+    axes = {
+        "workers": generator.integers(1, 80, n),
+        "bandwidth_bytes_per_s": 10.0 ** generator.uniform(8.0, 10.5, n),
+        "latency_s": generator.uniform(0.0, 1e-3, n),
+        "batch_size": generator.integers(1, 64, n),
+    }
+    one = measured(arch, options)
+    many = evaluate(one, **axes, sharpness=sharpness)
+    for k in range(n):
+        alone = evaluate(one, **{a: v[k] for a, v in axes.items()}, sharpness=sharpness)
+        assert many.iteration_s[k] == pytest.approx(float(alone.iteration_s), rel=1e-7)
+        assert many.idle_fraction[k] == pytest.approx(float(alone.idle_fraction), abs=1e-7)
+
+
+def test_axes_broadcast() -> None:
+    found = evaluate(
+        measured("bsp", {}),
+        workers=np.arange(1, 5)[:, None],
+        bandwidth_bytes_per_s=[1e8, 1e9, 1e10],
+    )
+    assert found.iteration_s.shape == (4, 3)
+    assert found.phases_s["pull"].shape == (4, 3)
+    alone = predict(measured("bsp", {}, workers=3), fidelity="coarse")
+    same = evaluate(measured("bsp", {}), workers=3)
+    assert float(same.iteration_s) == pytest.approx(alone.iteration_s, rel=1e-12)
+
+
+def test_servers_are_an_axis() -> None:
+    found = evaluate(measured("bsp", {}), servers=[1, 2, 4])
+    each = [predict(measured("bsp", {"servers": k}), fidelity="coarse") for k in (1, 2, 4)]
+    assert found.iteration_s.tolist() == pytest.approx([p.iteration_s for p in each], rel=1e-12)
+
+
+@pytest.mark.parametrize(("arch", "options"), KINDS)
+def test_symbols_equal_numbers(arch: str, options: dict[str, Any]) -> None:
+    """At random points, with the others that one finds as they are for numbers."""
+    generator = np.random.default_rng(2)
+    one = measured(arch, options)
+    parts = formulas.expressions(one)
+    for _ in range(5):
+        figures = {
+            "workers": int(generator.integers(2, 40)),
+            "bandwidth_bytes_per_s": 10.0 ** generator.uniform(8.0, 10.5),
+            "latency_s": generator.uniform(0.0, 1e-3),
+            "forward_s": generator.uniform(0.01, 0.2),
+            "backward_s": generator.uniform(0.01, 0.4),
+            "gradient_bytes": 10.0 ** generator.uniform(6.0, 8.5),
+        }
+        q = msgspec.structs.replace(quantities_of(one), **figures)
+        q = msgspec.structs.replace(
+            q,
+            server_bandwidth_bytes_per_s=q.bandwidth_bytes_per_s,
+            layers=Whole(q.forward_s, q.backward_s, q.gradient_bytes, q.tensors),
+        )
+        seen: dict[str, float] = {}
+        found = numbers(one, q, seen)
+        values = {s: getattr(q, name) for name, s in formulas.symbols().items()}
+        for name, part in found.parts.items():
+            expression = parts.get(name, None)
+            if expression is None:
+                assert float(part.seconds) == pytest.approx(0.0, abs=1e-12), name
+                continue
+            rest = {
+                s: seen[str(s)[2:]] if str(s).startswith("Q_") else 1.0
+                for s in expression.free_symbols
+                if s not in values
+            }
+            there = float(expression.subs({**values, **rest}).evalf())
+            assert there == pytest.approx(float(part.seconds), rel=1e-9, abs=1e-12), name
+
+
+def numbers(one: Job, q: Any, seen: dict[str, float]) -> Phases:
+    """The phases as numbers; ``seen`` gets the others found at each station."""
+    original = contention.contended
+
+    def spy(*args: Any, stations: tuple[str, ...] = (), **more: Any) -> Any:
+        found = original(*args, stations=stations, **more)
+        seen.update(dict(zip(stations, map(float, found[0]), strict=True)))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("_ps_phases", "easgd", "ad_psgd"):
+            patch.setattr(f"perfmodel.architectures.{module}.contended", spy)
+        return coarse.phases(one, among=q)
+
+
+def test_canary_a_wrong_symbol_is_seen() -> None:
+    parts = formulas.expressions(measured("bsp", {"overlap": False}))
+    symbols = formulas.symbols()
+    q = quantities_of(measured("bsp", {"overlap": False}))
+    values = {s: getattr(q, name) for name, s in symbols.items()}
+    right = float(parts["push"].subs(values))
+    pushed = coarse.phases(measured("bsp", {"overlap": False})).parts["push"]
+    assert right == pytest.approx(float(pushed.seconds))
+    assert float(parts["push"].subs({**values, symbols["workers"]: 9})) != pytest.approx(right)
+
+
+def test_a_million_variants_are_cheap() -> None:
+    """One of many in a call costs a small part of one on its own."""
+    from time import perf_counter
+
+    one = measured("bsp", {"overlap": False})
+    workers = np.arange(1, 100_001) % 64 + 1
+    evaluate(one, workers=workers)
+    begin = perf_counter()
+    evaluate(one, workers=workers)
+    each_s = (perf_counter() - begin) / len(workers)
+    begin = perf_counter()
+    for k in range(1, 21):
+        evaluate(one, workers=k)
+    alone_s = (perf_counter() - begin) / 20
+    assert each_s < alone_s / 50
