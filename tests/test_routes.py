@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -10,9 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel import Job, Link, Server, coarse, contention, evaluate, formulas, make_job, predict
+from perfmodel import (
+    InputError,
+    Job,
+    Link,
+    Server,
+    Straggler,
+    coarse,
+    contention,
+    evaluate,
+    formulas,
+    make_job,
+    predict,
+)
 from perfmodel.phases import Phases, Whole, quantities_of
+from perfmodel.queueing import approximate_multiclass_mva, multiclass_mva
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
+from tests.queueing import mva
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
 
@@ -281,3 +296,135 @@ def test_a_million_variants_are_cheap() -> None:
         evaluate(one, workers=k)
     alone_s = (perf_counter() - begin) / 20
     assert each_s < alone_s / 50
+
+
+# -- workers that meet -------------------------------------------------------------------------
+
+
+def rounds(demands: list[float], think_s: float) -> contention.Lap:
+    """A lap that is the sum of stations, and time to think."""
+
+    def lap(others: Any) -> Any:
+        held = [(1.0 + found) * demand for found, demand in zip(others, demands, strict=True)]
+        return think_s + sum(held), held
+
+    return lap
+
+
+networks = st.tuples(
+    st.integers(1, 64),
+    st.lists(st.floats(0.01, 10.0), min_size=1, max_size=4),
+    st.floats(0.0, 20.0),
+)
+
+
+@few
+@given(network=networks)
+def test_meeting_at_stations_is_mean_value_analysis(
+    network: tuple[int, list[float], float],
+) -> None:
+    customers, demands, think_s = network
+    lap = rounds(demands, think_s)
+    (found,) = contention.contended([customers], demands, [lap])
+    throughput, _, _ = mva(customers, demands, think_s)
+    assert customers / lap(found)[0] == pytest.approx(throughput, rel=1e-9)
+
+
+def test_canary_meeting_one_more_is_seen() -> None:
+    lap = rounds([1.0, 0.5], 2.0)
+    (found,) = contention.contended([5], [1.0, 0.5], [lap])
+    throughput, _, _ = mva(4, [1.0, 0.5], 2.0)
+    assert 5 / lap(found)[0] != pytest.approx(throughput, rel=0.05)
+
+
+@pytest.mark.parametrize("customers", [65, 100, 300])
+def test_crowds_are_near_mean_value_analysis(customers: int) -> None:
+    demands, think_s = [1.0, 0.7, 0.2], 80.0
+    lap = rounds(demands, think_s)
+    (found,) = contention.contended([customers], demands, [lap])
+    throughput, _, _ = mva(customers, demands, think_s)
+    assert customers / lap(found)[0] == pytest.approx(throughput, rel=0.01)
+
+
+def test_several_classes_are_the_approximate_analysis() -> None:
+    demands = [1.0, 0.5]
+    laps = [rounds(demands, 4.0), rounds(demands, 9.0)]
+    found = contention.contended([3, 5], demands, laps)
+    rates = [n / lap(row)[0] for n, lap, row in zip([3, 5], laps, found, strict=True)]
+    expected = approximate_multiclass_mva(
+        [3, 5], [demands, demands], ["shared", "shared"], [4.0, 9.0]
+    )
+    assert rates == pytest.approx(expected.throughput_per_s.tolist(), rel=1e-6)
+    exact = multiclass_mva([3, 5], [demands, demands], ["shared", "shared"], [4.0, 9.0])
+    assert rates == pytest.approx(exact.throughput_per_s.tolist(), rel=0.07)
+
+
+def test_unequal_workers_go_at_their_own_pace() -> None:
+    """Each as stale and as idle as simulated."""
+    slow = Straggler(0, 3.0)
+    one = make_job(
+        model="resnet50", device="v100", arch="asp", workers=6, stragglers=[slow],
+        bandwidth_bytes_per_s=1e10,
+    )  # fmt: skip
+    fine, formulaic = predict(one), predict(one, fidelity="coarse")
+    assert fine.staleness is not None
+    assert formulaic.staleness is not None
+    assert formulaic.staleness.per_worker == pytest.approx(fine.staleness.per_worker, rel=0.05)
+    assert formulaic.idle_fraction.per_worker == pytest.approx(
+        fine.idle_fraction.per_worker, abs=0.05
+    )
+
+
+def test_shared_links_are_as_busy_as_simulated() -> None:
+    one = make_job(model="resnet50", device="v100", arch="asp", workers=8)
+    fine, formulaic = predict(one), predict(one, fidelity="coarse")
+    simulated = fine.utilisation.links["link out of node 8 (server 0)"]
+    assert formulaic.utilisation.links["link out of the servers"] == pytest.approx(
+        simulated, rel=0.05
+    )
+
+
+# -- which route -------------------------------------------------------------------------------
+
+
+def test_auto_takes_formulas_where_they_are_good_enough() -> None:
+    exact, rough = measured("ring", {}), measured("asp", {})
+    assert predict(exact, fidelity="auto").fidelity == "coarse"
+    assert "equals the simulation" in predict(exact, fidelity="auto").notes[-1]
+    assert predict(rough, fidelity="auto").fidelity == "fine"
+    assert "not enough" in predict(rough, fidelity="auto").notes[-1]
+    assert predict(rough, fidelity="auto", tolerance=0.5).fidelity == "coarse"
+    left_out = measured("bsp", {"transmission": "quantum"})
+    assert predict(left_out, fidelity="auto", tolerance=1.0).fidelity == "fine"
+    assert "transmission=quantum" in predict(left_out, fidelity="auto", tolerance=1.0).notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"fidelity": "corse"}, "unknown fidelity 'corse'; did you mean 'coarse'?"),
+        ({"fidelity": "auto", "tolerance": 0.0}, "tolerance: must be more than 0"),
+        ({"fidelity": "auto", "tolerance": float("nan")}, "tolerance: expected a finite number"),
+    ],
+)
+def test_wrong_routes_are_refused(asked: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(text)):
+        predict(measured("bsp", {}), **asked)
+
+
+@pytest.mark.parametrize(
+    ("axes", "text"),
+    [
+        ({"workers": [1, 0]}, "workers: expected whole numbers of at least 1"),
+        ({"workers": 1.5}, "workers: expected whole numbers of at least 1"),
+        ({"bandwidth_bytes_per_s": -1.0}, "bandwidth_bytes_per_s: expected"),
+        ({"latency_s": float("nan")}, "latency_s: expected"),
+        ({"workers": "many"}, "workers: expected numbers"),
+        ({"workers": [1, 2], "latency_s": [0.0, 0.0, 0.0]}, "do not broadcast"),
+    ],
+)
+def test_wrong_axes_are_refused(axes: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(text)):
+        evaluate(measured("bsp", {}), **axes)
+    with pytest.raises(InputError, match="servers: allreduce has none"):
+        evaluate(measured("ring", {}), servers=2)

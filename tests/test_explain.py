@@ -1,0 +1,159 @@
+"""Which phase rules, where it stops, and which architecture is faster from where on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import sympy
+from click.testing import CliRunner
+
+from perfmodel import Job, evaluate, explain, formula, formulas, make_job
+from perfmodel.cli import cli
+from perfmodel.crossovers import Explanation, between
+from perfmodel.phases import quantities_of
+
+WHOLE = ("workers", "batch_size")
+
+
+def measured(arch: str, options: dict[str, Any] | None = None, workers: int = 8) -> Job:
+    return make_job(
+        model="resnet50", device="v100", arch=arch, options=options or {}, workers=workers
+    )
+
+
+def longest(one: Job, variable: str, value: float) -> str:
+    phases = evaluate(one, **{variable: value}).phases_s
+    return max(phases, key=lambda name: float(phases[name]))
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [("bsp", {}), ("bsp", {"overlap": False}), ("asp", {}), ("ring", {}), ("easgd", {}),
+     ("p2p", {"overlap": False})],
+)  # fmt: skip
+def test_phases_change_places_where_it_is_said(arch: str, options: dict[str, Any]) -> None:
+    one = measured(arch, options)
+    found = explain(one)
+    assert found.crossovers
+    for c in found.crossovers:
+        step = 1.0 if c.variable in WHOLE else 1e-6 * c.value
+        assert longest(one, c.variable, c.value - step) == c.below
+        assert longest(one, c.variable, c.value + (0.0 if c.variable in WHOLE else step)) == c.above
+
+
+def test_the_longest_phase_rules() -> None:
+    found = explain(measured("bsp", {"overlap": False}))
+    assert found.rules == next(iter(found.phases_s))
+    assert found.phases_s[found.rules] == max(found.phases_s.values())
+    assert sum(found.phases_s.values()) == pytest.approx(found.iteration_s)
+
+
+def test_a_crossover_in_symbols_is_that_in_numbers() -> None:
+    """Without overlap nothing depends on layers: B = M N / (P (F + G))."""
+    one = measured("bsp", {"overlap": False})
+    (crossover,) = [c for c in explain(one).crossovers if c.variable == "bandwidth_bytes_per_s"]
+    assert crossover.formula is not None
+    value = solved(one, crossover.formula)
+    goodput = crossover.value * one.cluster.nic.efficiency
+    assert value == pytest.approx(goodput, rel=1e-6)
+
+
+def test_canary_a_wrong_crossover_is_seen() -> None:
+    one = measured("bsp", {"overlap": False})
+    (crossover,) = [c for c in explain(one).crossovers if c.variable == "bandwidth_bytes_per_s"]
+    assert crossover.formula is not None
+    goodput = crossover.value * one.cluster.nic.efficiency
+    assert solved(one, crossover.formula.replace("M*N", "2*M*N")) != pytest.approx(goodput, rel=0.1)
+
+
+def solved(one: Job, text: str) -> float:
+    """The right side of an equation, with the job's numbers."""
+    q = quantities_of(one)
+    names = {str(symbol): symbol for symbol in formulas.symbols().values()}
+    values = {symbol: getattr(q, name) for name, symbol in formulas.symbols().items()}
+    expression = sympy.sympify(text.partition(" = ")[2], locals=names)
+    return float(expression.subs(values))
+
+
+def test_two_jobs_are_equally_fast_where_they_change_places() -> None:
+    first, second = measured("ring", {"overlap": False}), measured("asp")
+    found = between(first, second, "bandwidth_bytes_per_s", ("ring", "asp"))
+    assert found
+    for c in found:
+        rates = [
+            evaluate(one, bandwidth_bytes_per_s=c.value).throughput_samples_per_s
+            for one in (first, second)
+        ]
+        assert float(rates[0]) == pytest.approx(float(rates[1]), rel=1e-6)
+        before = [
+            float(evaluate(one, bandwidth_bytes_per_s=0.9 * c.value).throughput_samples_per_s)
+            for one in (first, second)
+        ]
+        assert ("ring" if before[0] > before[1] else "asp") == c.below
+
+
+def test_a_server_is_busy_from_so_many_workers_on() -> None:
+    """N* = (Z + D) / D_max, and more workers bring no more."""
+    one = measured("asp", {"overlap": False})
+    found = explain(one)
+    least = min(s.workers for s in found.saturations)
+    rates = evaluate(one, workers=np.array([1, 200, 400])).throughput_samples_per_s
+    assert rates[1] / rates[0] == pytest.approx(least, rel=0.02)
+    assert rates[2] == pytest.approx(rates[1], rel=0.01)
+    assert not explain(measured("ring")).saturations
+
+
+def test_unequal_workers_are_explained_by_batch_size_alone() -> None:
+    from perfmodel import Straggler
+
+    one = make_job(
+        model="resnet50", device="v100", arch="bsp", workers=8, stragglers=[Straggler(0, 2.0)]
+    )
+    assert {c.variable for c in explain(one).crossovers} <= {"batch_size"}
+
+
+# -- what is printed ---------------------------------------------------------------------------
+
+
+def run(line: str) -> str:
+    result = CliRunner().invoke(cli, line.split())
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_explain_is_printed_in_words() -> None:
+    text = run("explain --model resnet50 --device v100 --arch asp --workers 8 --against ring")
+    assert "compute rules" in text
+    assert "busy all the time" in text
+    assert "ring is faster below" in text
+
+
+def test_explain_as_json_has_the_fields_of_an_explanation() -> None:
+    line = "explain --model resnet50 --device v100 --workers 8 --json --against ring"
+    values = json.loads(run(line))
+    assert set(values) == {*Explanation.__struct_fields__, "against"}
+    assert values["schema"] == "perfmodel.explanation/1"
+
+
+@pytest.mark.parametrize("name", ["ps", "asp", "ring", "p2p", "fsdp", "easgd", "gosgd", "ad_psgd"])
+def test_formulas_are_printed_with_all_their_symbols(name: str) -> None:
+    text = run(f"show {name} --formula")
+    assert "LaTeX" in text
+    values = json.loads(run(f"show {name} --formula --json"))
+    whole = " ".join(term["text"] for term in values["phases"])
+    for entry in values["legend"]:
+        assert entry["symbol"] in whole
+        assert entry["meaning"]
+    assert values["latex"].count("{") == values["latex"].count("}")
+
+
+def test_options_change_the_formula() -> None:
+    overlapping = formula(measured("bsp"))
+    apart = formula(measured("bsp", {"overlap": False}))
+    assert overlapping.latex != apart.latex
+    assert "max" in overlapping.latex
+    option = run("show bsp --formula --option overlap=false --json")
+    assert json.loads(option)["latex"] == apart.latex
