@@ -152,17 +152,25 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             made.append(computed)
         computed = computed + self.last_s * scale
         free: list[dict[int, Quantity]] = [{} for _ in stages]
+        timed = [not _nothing(per_tensor_s) for per_tensor_s, _ in stages]
         for ready, parts in zip(made, self.parts[::-1], strict=True):
             for part in parts:
                 end = ready if overlap else computed
                 for k, (per_tensor_s, per_byte_s) in enumerate(stages):
                     begin = maximum(end, free[k].get(part.place, 0.0))
-                    end = begin + (part.tensors * per_tensor_s + part.bytes * per_byte_s)
+                    end = begin + part.bytes * per_byte_s
+                    if timed[k]:
+                        end = end + part.tensors * per_tensor_s
                     free[k][part.place] = end
         ends = [maximum(0.0, *places.values()) for places in free]
         if ahead:
             computed = computed + self.first_s * scale
         return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
+
+
+def _nothing(value: Quantity) -> bool:
+    """Whether a quantity is 0 and nothing else: arrays of it are not worth the time."""
+    return isinstance(value, float) and value == 0.0
 
 
 class Whole(msgspec.Struct, frozen=True, eq=False):
@@ -343,7 +351,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     @property
     def random(self) -> bool:
         """Whether computation varies."""
-        return not (isinstance(self.cv, float) and self.cv == 0.0)
+        return not _nothing(self.cv)
 
     def typical(self, count: int) -> list[Quantity]:
         """How many times longer than the average one computes, of ``count`` groups of workers of

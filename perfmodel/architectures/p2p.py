@@ -190,7 +190,9 @@ def phases(job: Job, q: Quantities) -> Phases:
     per_byte_s = sent * maximum(link, inside)
     adding_s = (options.reduce_per_byte_s + options.decode_per_byte_s) * (q.workers - 1.0) / parts
     apply_s = q.optimizer_s / parts + q.slowdown * adding_s * q.gradient_bytes
-    encode_per_byte_s = where(alone, 0.0, options.encode_per_byte_s * q.slowdown)
+    encode_per_byte_s = options.encode_per_byte_s * q.slowdown
+    if options.encode_per_byte_s > 0.0:
+        encode_per_byte_s = where(alone, 0.0, encode_per_byte_s)
     hops = where(alone, 0.0, (2.0 if sharded else 1.0) * q.latency_s)
     computed, _, end = q.layers.backward_and_send_s(
         q.scale * late,

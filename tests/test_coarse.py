@@ -1,0 +1,954 @@
+"""The coarse route: against the simulation, against laws, and as arrays against itself."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import hypothesis
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfmodel import (
+    InputError,
+    Jitter,
+    Job,
+    Link,
+    NodeOverride,
+    Straggler,
+    Workload,
+    WorkloadLayer,
+    coarse,
+    predict,
+    report,
+)
+from perfmodel.architectures import Band, Coarse, find, names
+from perfmodel.contention import EXACT
+from perfmodel.phases import Phase, Phases, Quantities
+from perfmodel.prediction import Prediction
+from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
+from tests.oracles import equal
+
+few = settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+replace = msgspec.structs.replace
+WORK = workload([1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0])
+
+
+def variants(which: Callable[[str, dict[str, Any]], bool]) -> Any:
+    """Parametrise by those variants of all architectures that ``which`` holds for."""
+    found = [(arch, options) for arch, options in ALL if which(arch, options)]
+    ids = [name for name, one in zip(ALL_IDS, ALL, strict=True) if which(*one)]
+    return pytest.mark.parametrize(("arch", "options"), found, ids=ids)
+
+
+def asynchronous(arch: str, options: dict[str, Any]) -> bool:
+    return coarse.asynchronous(job(WORK, cluster(), 3, arch, options))
+
+
+# -- jobs ------------------------------------------------------------------------------------------
+
+_seconds = st.one_of(st.just(0.0), st.floats(0.01, 10.0))
+
+
+@st.composite
+def plain_workloads(draw: st.DrawFn) -> Workload:
+    """Chains of one to five layers with no, one or two tensors; an optimizer or none."""
+    n = draw(st.integers(1, 5))
+    sizes = st.lists(st.sampled_from([1.0, 7.0, 40.0, 100.0]), max_size=2)
+    tensors = [draw(sizes) for _ in range(n)]
+    if not any(tensors):
+        tensors[0] = [10.0]
+    layers = [
+        WorkloadLayer(f"layer{i}", draw(_seconds), draw(_seconds), tuple(sizes))
+        for i, sizes in enumerate(tensors)
+    ]
+    layers[0] = replace(layers[0], forward_s=draw(st.floats(0.01, 10.0)))
+    return Workload.of("chain", layers, optimizer_s=draw(_seconds))
+
+
+@st.composite
+def plain_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
+    """Jobs of one to five workers, each on a node of its own, on links that are alike."""
+    where = cluster(
+        draw(st.sampled_from([1.0, 13.0, 100.0])),
+        draw(st.sampled_from([0.0, 0.01, 1.5])),
+        update_per_tensor_s=draw(st.sampled_from([0.0, 0.1, 2.0])),
+        update_per_byte_s=draw(st.sampled_from([0.0, 0.001, 0.1])),
+    )
+    least = 1 + options.get("backup_workers", 0)
+    workers = draw(st.sampled_from([least, least, *range(least + 1, 6)]))
+    slow = draw(st.sampled_from([(), (), (), (Straggler(0, 3.0),)]))
+    return job(draw(plain_workloads()), where, workers, arch, options, stragglers=slow)
+
+
+@st.composite
+def any_jobs(draw: st.DrawFn, arch: str, options: dict[str, Any]) -> Job:
+    """Jobs with jitter, stragglers, nodes that differ and data to wait for, or without."""
+    found: Job = draw(jobs(arch, options, jitter=True))
+    loading_s = draw(st.sampled_from([0.0, 0.0, 1.0, 50.0]))
+    found = replace(found, workload=replace(found.workload, data_loading_s=loading_s))
+    if draw(st.booleans()):
+        factors = st.sampled_from([0.5, 2.0, 3.0])
+        slow = [Straggler(w, draw(factors)) for w in range(found.workers) if draw(st.booleans())]
+        found = replace(found, stragglers=tuple(slow))
+    if draw(st.booleans()):
+        links = st.sampled_from([None, Link(5.0), Link(200.0, 0.02)])
+        unlike = tuple(
+            NodeOverride(node, draw(links), draw(st.sampled_from([0.5, 1.0, 2.0])))
+            for node in sorted(draw(st.sets(st.integers(0, 4))))
+        )
+        found = replace(found, cluster=replace(found.cluster, overrides=unlike))
+    return found
+
+
+# -- exact -----------------------------------------------------------------------------------------
+
+Strategy = Callable[[str, dict[str, Any]], st.SearchStrategy[Job]]
+
+
+def exact_jobs(
+    arch: str,
+    strategy: Strategy,
+    *,
+    examples: int,
+    shrink: bool = True,
+    which: Callable[[dict[str, Any]], bool] = lambda options: True,
+) -> list[Job]:
+    """Draw jobs of an architecture; return those that the formulas say they are exact for.
+
+    They equal the simulation, or this raises AssertionError.
+    """
+    found: list[Job] = []
+    stages = [hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else [])]
+    for options in filter(which, VARIANTS[arch]):
+
+        @settings(few, max_examples=examples, phases=stages, report_multiple_bugs=False)
+        @given(drawn=strategy(arch, options))
+        def check(drawn: Job) -> None:
+            if coarse.model_of(drawn).exact(drawn):
+                found.append(drawn)
+                by_formulas = float(coarse.phases(drawn).iteration_s)
+                equal(by_formulas, predict(drawn).iteration_s)
+
+        check()
+    return found
+
+
+def several(found: Sequence[Job]) -> int:
+    return sum(one.workers > 1 for one in found)
+
+
+@pytest.mark.parametrize("arch", names())
+def test_exact_formulas_equal_the_simulation(arch: str) -> None:
+    """On plain clusters: often enough, and for several workers, unless one of them is alone."""
+    found = exact_jobs(arch, plain_jobs, examples=30)
+    assert len(found) >= 10
+    alone = arch in ("ad_psgd", "easgd")
+    assert (several(found) == 0) if alone else (several(found) >= 10)
+
+
+@pytest.mark.parametrize("arch", names())
+def test_exact_formulas_equal_the_simulation_on_any_cluster(arch: str) -> None:
+    assert exact_jobs(arch, jobs, examples=15)
+
+
+@pytest.mark.parametrize("arch", ["allreduce", "p2p", "ps"])
+def test_formulas_are_exact_with_compression(arch: str) -> None:
+    found = exact_jobs(
+        arch, plain_jobs, examples=60, which=lambda options: "compression" in options
+    )
+    assert several(found) >= 3
+
+
+Error = Callable[[Quantities], Quantities]
+ERRORS: dict[str, Error] = {
+    "latency of one step": lambda q: replace(q, latency_s=q.latency_s / 2.0),
+    "all bytes, not (n-1)/n": lambda q: replace(
+        q, bandwidth_bytes_per_s=q.bandwidth_bytes_per_s * max(q.workers - 1, 1) / q.workers
+    ),
+    "update of one worker": lambda q: replace(
+        q,
+        update_per_tensor_s=q.update_per_tensor_s / q.workers,
+        update_per_byte_s=q.update_per_byte_s / q.workers,
+    ),
+    "no optimizer": lambda q: replace(q, optimizer_s=0.0),
+}
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[Coarse], Coarse]) -> None:
+    """Change the coarse model of every architecture."""
+    right = coarse.model_of
+    monkeypatch.setattr(coarse, "model_of", lambda one: change(right(one)))
+
+
+@pytest.mark.parametrize(
+    ("arch", "error"),
+    [
+        ("ps", "latency of one step"),
+        ("ps", "update of one worker"),
+        ("p2p", "latency of one step"),
+        ("allreduce", "latency of one step"),
+        ("allreduce", "all bytes, not (n-1)/n"),
+        ("allreduce", "no optimizer"),
+        ("fsdp", "all bytes, not (n-1)/n"),
+        ("fsdp", "latency of one step"),
+        ("local_sgd", "all bytes, not (n-1)/n"),
+        ("local_sgd", "no optimizer"),
+        ("d_psgd", "latency of one step"),
+        ("easgd", "latency of one step"),
+        ("ad_psgd", "no optimizer"),
+        ("gosgd", "no optimizer"),
+    ],
+)
+def test_canary_an_error_in_a_formula(
+    arch: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(model: Coarse) -> Coarse:
+        return replace(model, phases=lambda one, q: model.phases(one, ERRORS[error](q)))
+
+    planted(monkeypatch, wrong)
+    with pytest.raises(AssertionError):
+        exact_jobs(arch, plain_jobs, examples=60, shrink=False)
+
+
+@pytest.mark.parametrize("arch", sorted(set(names()) - {"gosgd"}))
+def test_canary_formulas_that_claim_too_much(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda model: replace(model, exact=lambda one: True))
+    with pytest.raises(AssertionError):
+        exact_jobs(arch, jobs, examples=15, shrink=False)
+
+
+def alike_steps(arch: str, options: dict[str, Any]) -> bool:
+    """Whether every iteration is like the next."""
+    return find(arch)[0].options(**options).period == 1 if "period" in options else True
+
+
+@variants(lambda arch, options: alike_steps(arch, options) and (arch, options) != ("easgd", {}))
+@few
+@given(data=st.data())
+def test_slow_data_sets_the_pace(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
+    """A loader that takes longer than all else, where formulas are exact without one."""
+    drawn: Job = data.draw(plain_jobs(arch, options))
+    if not coarse.model_of(drawn).exact(drawn):
+        return
+    loading_s = data.draw(st.floats(0.1, 100.0))
+    slow = replace(drawn, workload=replace(drawn.workload, data_loading_s=loading_s))
+    equal(float(coarse.phases(slow).iteration_s), predict(slow).iteration_s)
+
+
+def without_a_server(arch: str, options: dict[str, Any]) -> bool:
+    return arch not in ("ps", "easgd")
+
+
+@variants(without_a_server)
+@few
+@given(data=st.data())
+def test_one_worker_without_a_server_is_a_single_device(
+    arch: str, options: dict[str, Any], data: st.DataObject
+) -> None:
+    """Whatever the cluster: there is nobody to talk to."""
+    alone = replace(data.draw(jobs(arch, options)), workers=1)
+    equal(float(coarse.phases(alone).iteration_s), alone.workload.compute_s)
+    equal(predict(alone).iteration_s, alone.workload.compute_s)
+
+
+# -- every job -------------------------------------------------------------------------------------
+
+ROUNDING = 1e-12
+
+
+def sound(p: Prediction, found: Phases, workers: int) -> None:
+    """A coarse prediction is complete and consistent."""
+    assert math.isfinite(p.iteration_s)
+    assert p.iteration_s > 0.0
+    least = -ROUNDING * max(p.iteration_s, 1.0)
+    for name, phase in found.parts.items():
+        assert float(phase.seconds) >= least, name
+    equal(sum(p.phases_s.values()), p.iteration_s)
+    equal(p.throughput_samples_per_s, workers * p.batch_size / p.iteration_s)
+    idle = p.idle_fraction
+    assert len(idle.per_worker) == workers
+    assert all(0.0 <= part <= 1.0 for part in (idle.mean, *idle.per_worker))
+    assert idle.mean == pytest.approx(1.0 - p.compute_s / p.iteration_s, abs=1e-9)
+    assert sum(idle.by_cause.values()) == pytest.approx(idle.mean, abs=1e-9)
+    assert p.exposed_communication_s <= idle.mean * p.iteration_s * (1.0 + 1e-9)
+    use = p.utilisation
+    assert set(use.workers) == {f"worker {i}" for i in range(workers)}
+    for parts in (use.workers, use.servers, use.links):
+        assert all(0.0 <= part <= 1.0 + 1e-9 for part in parts.values()), parts
+    assert p.staleness is not None
+    assert len(p.staleness.per_worker) == workers
+    shares = {int(value): share for value, share in p.staleness.histogram.items()}
+    assert list(shares) == sorted(shares)
+    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-9)
+    assert 0 <= min(shares) <= p.staleness.p50 <= p.staleness.p90 <= p.staleness.max == max(shares)
+    assert p.bottleneck.resource in p.phases_s
+
+
+@each
+@few
+@given(data=st.data())
+def test_there_is_a_sound_answer_for_every_job(
+    arch: str, options: dict[str, Any], data: st.DataObject
+) -> None:
+    drawn = data.draw(any_jobs(arch, options))
+    answer = predict(drawn, fidelity="coarse")
+    sound(answer, coarse.phases(drawn), drawn.workers)
+    again = msgspec.convert(msgspec.json.decode(answer.to_json()), Prediction)
+    assert again.to_json() == answer.to_json()
+    frame = answer.to_frame()
+    assert list(frame["idle_fraction"]) == list(answer.idle_fraction.per_worker)
+
+
+@each
+def test_idle_is_the_mean_over_workers(arch: str, options: dict[str, Any]) -> None:
+    """Of workers that are alike, and of those that wait for the slowest."""
+    for slow in ((), (Straggler(1, 3.0),)):
+        where = cluster(20.0, 0.01, update_per_byte_s=0.001)
+        unlike = job(WORK, where, 3, arch, options, stragglers=slow)
+        if slow and (asynchronous(arch, options) or options.get("backup_workers")):
+            continue
+        idle = predict(unlike, fidelity="coarse").idle_fraction
+        assert np.mean(idle.per_worker) == pytest.approx(idle.mean, abs=1e-9)
+
+
+def test_canary_an_unsound_answer() -> None:
+    """Each part of an answer in turn is wrong."""
+    asked = job(WORK, cluster(20.0, 0.01), 3, "ps", {"sync": "asp"}, jitter=Jitter(0.3))
+    p, found = predict(asked, fidelity="coarse"), coarse.phases(asked)
+    sound(p, found, 3)
+    idle, use = p.idle_fraction, p.utilisation
+    assert p.staleness is not None
+    shown = p.staleness.histogram
+    wrong: dict[str, Any] = {
+        "phases": replace(p, phases_s={**p.phases_s, "push": 0.0}),
+        "iteration": replace(p, iteration_s=2.0 * p.iteration_s),
+        "idle": replace(p, idle_fraction=replace(idle, mean=idle.mean * 0.99)),
+        "causes": replace(p, idle_fraction=replace(idle, by_cause={})),
+        "workers": replace(p, idle_fraction=replace(idle, per_worker=idle.per_worker[1:])),
+        "below 0": replace(p, idle_fraction=replace(idle, per_worker=(-0.1, 0.1, 0.1))),
+        "compute": replace(p, compute_s=1.01 * p.compute_s),
+        "links": replace(p, utilisation=replace(use, links={"link": 1.01})),
+        "histogram": replace(p, staleness=replace(p.staleness, histogram={**shown, "99": 0.1})),
+        "p90": replace(p, staleness=replace(p.staleness, p90=0)),
+        "bottleneck": replace(p, bottleneck=replace(p.bottleneck, resource="engine")),
+    }
+    for answer in wrong.values():
+        with pytest.raises(AssertionError):
+            sound(answer, found, 3)
+    negative = replace(found, parts={**found.parts, "push": Phase(-1e-6, "network")})
+    with pytest.raises(AssertionError, match="push"):
+        sound(p, negative, 3)
+
+
+@each
+def test_an_answer_can_be_printed(
+    arch: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = job(WORK, cluster(20.0, 0.01), 3, arch, options, jitter=Jitter(0.2))
+    answer = predict(asked, fidelity="coarse")
+    report.prediction(answer)
+    shown = capsys.readouterr().out
+    assert answer.bottleneck.text.split(";")[0] in shown
+    assert all(name in shown for name in answer.phases_s)
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+
+def never_rises(seconds: Sequence[float] | np.ndarray[Any, Any], rounding: float = 1e-9) -> None:
+    """Each value is at most the one before."""
+    values = np.asarray(seconds)
+    rise = np.diff(values) / values[:-1]
+    assert (rise <= rounding).all(), rise.max()
+
+
+def test_canary_values_that_rise() -> None:
+    never_rises([3.0, 2.0, 2.0])
+    with pytest.raises(AssertionError):
+        never_rises([3.0, 2.0, 2.0 + 1e-6])
+
+
+def fuses(arch: str, options: dict[str, Any]) -> bool:
+    """Whether messages are fused at ticks: what ends earlier may just miss one."""
+    return options.get("bucketing") == "horovod"
+
+
+@variants(lambda arch, options: not fuses(arch, options))
+@few
+@given(data=st.data())
+def test_a_better_network_is_never_slower(
+    arch: str, options: dict[str, Any], data: st.DataObject
+) -> None:
+    drawn = data.draw(jobs(arch, options, jitter=True))
+    bandwidth = np.geomspace(0.1, 1e4, 40)
+    never_rises(coarse.evaluate(drawn, bandwidth_bytes_per_s=bandwidth).iteration_s)
+    latency = np.geomspace(10.0, 1e-4, 30)
+    never_rises(coarse.evaluate(drawn, latency_s=[*latency, 0.0]).iteration_s)
+
+
+@variants(lambda arch, options: hasattr(find(arch)[0].options(), "overlap"))
+@few
+@given(data=st.data())
+def test_overlap_is_never_slower(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
+    """Without jitter: formulas know that pushes without overlap end at different times then."""
+    drawn = data.draw(jobs(arch, options))
+    if drawn.options.overlap and options.get("bucketing") in ("mg_wfbp", "horovod"):
+        return
+    seconds = [
+        float(coarse.phases(replace(drawn, options=replace(drawn.options, overlap=on))).iteration_s)
+        for on in (False, True)
+    ]
+    never_rises(seconds)
+
+
+FALL = 0.1
+"""Part by which one more worker may lower the throughput of asynchronous jobs by the formulas,
+where laps overlap. More than no fall at all is an error of mean-value analysis with overlap."""
+
+MOST = 80
+"""Workers: beyond those for which the recursion is exact."""
+
+
+def grid(drawn: Job) -> tuple[np.ndarray[Any, Any], coarse.Variants]:
+    least = 1 + getattr(drawn.options, "backup_workers", 0)
+    workers = np.arange(least, MOST)
+    return workers, coarse.evaluate(drawn, workers=workers)
+
+
+@variants(asynchronous)
+@few
+@given(data=st.data())
+def test_throughput_of_asynchronous_jobs_is_bounded(
+    arch: str, options: dict[str, Any], data: st.DataObject
+) -> None:
+    """X(N) <= min(N X(1), 1/D_max), and it falls by little, if at all. Workers are on nodes of their
+    own; the first one that gossips has nobody to talk to, so two may be slower than one."""
+    drawn: Job = data.draw(jobs(arch, options, jitter=True))
+    apart = replace(drawn, cluster=replace(drawn.cluster, devices_per_node=1))
+    workers, found = grid(apart)
+    rate = found.throughput_samples_per_s
+    assert (rate <= workers * rate[0] * (1.0 + 1e-9)).all()
+    for use in found.utilisation.values():
+        assert (use <= 1.0 + 1e-9).all()
+    never_rises(1.0 / rate[1 if arch in ("gosgd", "ad_psgd") else 0 :], FALL)
+
+
+@few
+@given(data=st.data())
+def test_throughput_without_overlap_never_falls(data: st.DataObject) -> None:
+    """Laps that are sums over stations; beyond EXACT workers up to what is left off there."""
+    options = {"sync": "asp", "overlap": False}
+    drawn: Job = replace(data.draw(plain_jobs("ps", options)), stragglers=())
+    seconds = 1.0 / grid(drawn)[1].throughput_samples_per_s
+    never_rises(seconds[:EXACT])
+    never_rises(seconds, 1e-5)
+
+
+@variants(lambda arch, options: not asynchronous(arch, options))
+@few
+@given(data=st.data())
+def test_throughput_of_synchronous_jobs_is_bounded(
+    arch: str, options: dict[str, Any], data: st.DataObject
+) -> None:
+    """Samples/s <= N b / C."""
+    drawn = data.draw(jobs(arch, options, jitter=True))
+    workers, found = grid(drawn)
+    work = drawn.workload
+    alone = work.batch_size / (work.forward_s + work.backward_s)
+    assert (found.throughput_samples_per_s <= workers * alone * (1.0 + 1e-9)).all()
+
+
+def doubled(one: Job) -> Job:
+    """The job with all its durations doubled."""
+    w, where = one.workload, one.cluster
+
+    def link(given: Link | None) -> Link | None:
+        if given is None:
+            return None
+        return replace(
+            given,
+            bandwidth_bytes_per_s=given.bandwidth_bytes_per_s / 2.0,
+            latency_s=given.latency_s * 2.0,
+        )
+
+    work = replace(
+        w,
+        forward_s=2.0 * w.forward_s,
+        backward_s=2.0 * w.backward_s,
+        optimizer_s=2.0 * w.optimizer_s,
+        layers=tuple(
+            replace(layer, forward_s=2.0 * layer.forward_s, backward_s=2.0 * layer.backward_s)
+            for layer in w.layers
+        ),
+    )
+    server = replace(
+        where.server,
+        update_per_tensor_s=2.0 * where.server.update_per_tensor_s,
+        update_per_byte_s=2.0 * where.server.update_per_byte_s,
+    )
+    times = {
+        name: 2.0 * getattr(one.options, name)
+        for name in one.options.__struct_fields__
+        if name.endswith("_s")
+    }
+    nic, inside = link(where.nic), link(where.intra_node)
+    slow = replace(where, nic=nic, intra_node=inside, server=server)
+    return replace(one, workload=work, cluster=slow, options=replace(one.options, **times))
+
+
+@each
+@few
+@given(data=st.data())
+def test_twice_the_durations_take_twice_as_long(
+    arch: str, options: dict[str, Any], data: st.DataObject
+) -> None:
+    drawn = data.draw(jobs(arch, options, jitter=True))
+    once, twice = (coarse.phases(one) for one in (drawn, doubled(drawn)))
+    equal(float(twice.iteration_s), 2.0 * float(once.iteration_s))
+    for name, seconds in twice.busy_s.items():
+        equal(float(seconds), 2.0 * float(once.busy_s[name]))
+
+
+def test_canary_a_duration_that_is_not_doubled() -> None:
+    """Each in turn: of a job in which all of them matter."""
+    where = cluster(20.0, 0.1, update_per_tensor_s=0.1, update_per_byte_s=0.1)
+    options = {"overlap": False, "compression": "top_k", "encode_per_byte_s": 0.1}
+    asked = job(WORK, where, 3, "ps", options)
+    once, whole = float(coarse.phases(asked).iteration_s), doubled(asked)
+    wrong = [
+        replace(whole, workload=asked.workload),
+        replace(whole, options=asked.options),
+        replace(whole, cluster=replace(whole.cluster, nic=asked.cluster.nic)),
+        replace(whole, cluster=replace(whole.cluster, server=asked.cluster.server)),
+    ]
+    equal(float(coarse.phases(whole).iteration_s), 2.0 * once)
+    for other in wrong:
+        with pytest.raises(AssertionError):
+            equal(float(coarse.phases(other).iteration_s), 2.0 * once)
+
+
+# -- as arrays -------------------------------------------------------------------------------------
+
+
+def changed(one: Job, **axes: Any) -> Job:
+    """The job with values of :data:`perfmodel.coarse.AXES`, one by one."""
+    nic, w = one.cluster.nic, one.workload
+    bandwidth = float(axes.get("bandwidth_bytes_per_s", nic.bandwidth_bytes_per_s))
+    nic = replace(
+        nic,
+        bandwidth_bytes_per_s=bandwidth,
+        latency_s=float(axes.get("latency_s", nic.latency_s)),
+    )
+    batch = int(axes.get("batch_size", w.batch_size))
+    times = batch / w.batch_size
+    layers = tuple(
+        replace(layer, forward_s=times * layer.forward_s, backward_s=times * layer.backward_s)
+        for layer in w.layers
+    )
+    work = replace(
+        w,
+        batch_size=batch,
+        forward_s=times * w.forward_s,
+        backward_s=times * w.backward_s,
+        layers=layers,
+    )
+    options = one.options
+    if "servers" in axes:
+        options = replace(options, servers=int(axes["servers"]))
+    return replace(
+        one,
+        workload=work,
+        cluster=replace(one.cluster, nic=nic),
+        options=options,
+        workers=int(axes.get("workers", one.workers)),
+    )
+
+
+def same_as_scalars(
+    found: coarse.Variants, one: Job, axes: Mapping[str, Any], rounding: float = 1e-12
+) -> None:
+    """Every element is what a job with those values gets by itself."""
+    shape = np.broadcast_shapes(*(np.shape(values) for values in axes.values()))
+    grids = {name: np.broadcast_to(values, shape) for name, values in axes.items()}
+    assert found.iteration_s.shape == shape
+    for where in np.ndindex(shape):
+        single = changed(one, **{name: values[where] for name, values in grids.items()})
+        alone = coarse.phases(single)
+        seconds = float(alone.iteration_s)
+        equal(float(found.iteration_s[where]), seconds, rounding)
+        samples_per_s = single.workers * single.workload.batch_size / seconds
+        equal(float(found.throughput_samples_per_s[where]), samples_per_s, rounding)
+        assert set(found.phases_s) == set(alone.parts)
+        for name, phase in alone.parts.items():
+            off = abs(float(found.phases_s[name][where]) - float(phase.seconds))
+            assert off <= rounding * seconds, (name, where)
+        for name, busy_s in alone.busy_s.items():
+            use = float(busy_s) / seconds
+            assert float(found.utilisation[name][where]) == pytest.approx(use, abs=rounding)
+        idle = 1.0 - float(alone.compute_s) / seconds
+        assert float(found.idle_fraction[where]) == pytest.approx(idle, abs=rounding)
+        assert float(found.staleness[where]) == pytest.approx(
+            float(alone.staleness), rel=rounding, abs=rounding
+        )
+
+
+def points(arch: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Five random values of every axis; workers for whom the recursion is exact."""
+    rng = np.random.default_rng(seed)
+    least = 1 + options.get("backup_workers", 0)
+    axes: dict[str, Any] = {
+        "workers": rng.integers(least, EXACT, 5),
+        "bandwidth_bytes_per_s": rng.uniform(1.0, 100.0, 5),
+        "latency_s": rng.choice([0.0, 0.1, 1.0], 5),
+        "batch_size": rng.integers(1, 9, 5),
+    }
+    if hasattr(find(arch)[0].options, "servers"):
+        axes["servers"] = rng.integers(1, 4, 5)
+    return axes
+
+
+@each
+@settings(few, max_examples=3)
+@given(data=st.data(), seed=st.integers(0, 2**32))
+def test_arrays_are_many_scalars(
+    arch: str, options: dict[str, Any], data: st.DataObject, seed: int
+) -> None:
+    drawn = data.draw(jobs(arch, options, jitter=True))
+    axes = points(arch, options, seed)
+    same_as_scalars(coarse.evaluate(drawn, **axes), drawn, axes)
+
+
+@each
+@settings(few, max_examples=3)
+@given(data=st.data())
+def test_batch_sizes_of_workers_that_differ(
+    arch: str, options: dict[str, Any], data: st.DataObject
+) -> None:
+    """Up to how far the fixed point of several classes is repeated."""
+    drawn = data.draw(any_jobs(arch, options))
+    axes = {"batch_size": np.arange(1, 5)}
+    same_as_scalars(coarse.evaluate(drawn, **axes), drawn, axes, 1e-8)
+
+
+def test_canary_an_element_of_another_job() -> None:
+    asked = job(WORK, cluster(20.0, 0.01), 3, "ring")
+    axes = {"workers": np.array([2, 3, 4])}
+    found = coarse.evaluate(asked, **axes)
+    same_as_scalars(found, asked, axes)
+    for wrong in (
+        replace(found, iteration_s=found.iteration_s[::-1]),
+        replace(found, phases_s={**found.phases_s, "compute": 1.001 * found.phases_s["compute"]}),
+        replace(found, idle_fraction=found.idle_fraction + 1e-6),
+        replace(found, staleness=found.staleness + 1.0),
+        replace(found, utilisation={"link of each node": found.idle_fraction}),
+    ):
+        with pytest.raises(AssertionError):
+            same_as_scalars(wrong, asked, axes)
+
+
+@pytest.mark.parametrize("arch", ["ring", "ps", "asp"])
+def test_axes_broadcast(arch: str) -> None:
+    asked = job(WORK, cluster(20.0, 0.01, update_per_byte_s=0.001), 3, arch)
+    axes = {
+        "workers": np.array([[1], [2], [40]]),
+        "bandwidth_bytes_per_s": np.array([1.0, 20.0]),
+        "latency_s": 0.5,
+    }
+    same_as_scalars(coarse.evaluate(asked, **axes), asked, axes)
+
+
+def test_a_number_gives_a_number() -> None:
+    asked = job(WORK, cluster(20.0), 3, "ring")
+    found = coarse.evaluate(asked, workers=5)
+    assert found.iteration_s.shape == ()
+    equal(float(found.iteration_s), float(coarse.phases(replace(asked, workers=5)).iteration_s))
+    equal(float(coarse.evaluate(asked).iteration_s), float(coarse.phases(asked).iteration_s))
+
+
+@pytest.mark.parametrize("arch", ["ring", "ps"])
+def test_more_than_a_block(arch: str) -> None:
+    """Every element is where it belongs, in the first block and in the last; servers are mixed."""
+    asked = job(WORK, cluster(20.0), 3, arch)
+    size = 2 * coarse.BLOCK + 5
+    rng = np.random.default_rng(1)
+    axes = {"bandwidth_bytes_per_s": rng.uniform(1.0, 100.0, size)}
+    if arch == "ps":
+        axes["servers"] = rng.integers(1, 4, size)
+    found = coarse.evaluate(asked, **axes)
+    some = [0, 1, coarse.BLOCK - 1, coarse.BLOCK, 2 * coarse.BLOCK, size - 1]
+    for k in some:
+        single = changed(asked, **{name: values[k] for name, values in axes.items()})
+        equal(float(found.iteration_s[k]), float(coarse.phases(single).iteration_s), 1e-12)
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 2.5, math.inf])
+def test_sharpness_of_arrays(sharpness: float) -> None:
+    asked = job(WORK, cluster(20.0), 3, "ring")
+    batch = np.arange(1, 5)
+    found = coarse.evaluate(asked, batch_size=batch, sharpness=sharpness)
+    for size, seconds in zip(batch, found.iteration_s, strict=True):
+        alone = coarse.phases(changed(asked, batch_size=size), sharpness=sharpness)
+        equal(float(seconds), float(alone.iteration_s), 1e-12)
+
+
+def test_the_whole_model_by_hand() -> None:
+    """F + max(G, T) with infinity, F + G + T with 1; a straggler takes three times as long."""
+    options = {"bucketing": "one"}
+    all_reduce_s = 2.0 * 2.0 / 3.0 * 100.0 / 4.0
+    for slow, factor in (((), 1.0), ((Straggler(0, 3.0),), 3.0)):
+        asked = job(WORK, cluster(4.0), 3, "ring", options, stragglers=slow)
+        hidden, added = (coarse.phases(asked, sharpness=p).iteration_s for p in (math.inf, 1.0))
+        equal(float(hidden), 4.0 * factor + max(6.0 * factor, all_reduce_s))
+        equal(float(added), 4.0 * factor + 6.0 * factor + all_reduce_s)
+
+
+def per_configuration_s(call: Callable[[], Any], size: int, times: int) -> float:
+    """The best of several runs, for each of ``size`` configurations."""
+    call()
+    best = math.inf
+    for _ in range(times):
+        begin = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - begin)
+    return best / size
+
+
+@pytest.mark.parametrize("arch", ["ring", "ps", "asp"])
+def test_arrays_are_a_hundred_times_faster(arch: str) -> None:
+    """In the same run, for each configuration."""
+    asked = job(WORK, cluster(20.0, 0.01, update_per_byte_s=0.001), 3, arch)
+    workers, bandwidth = np.arange(1, 65)[:, None], np.geomspace(1.0, 100.0, 256)
+    many = per_configuration_s(
+        lambda: coarse.evaluate(asked, workers=workers, bandwidth_bytes_per_s=bandwidth),
+        workers.size * bandwidth.size,
+        3,
+    )
+    single = per_configuration_s(
+        lambda: coarse.evaluate(asked, workers=64, bandwidth_bytes_per_s=20.0), 1, 20
+    )
+    assert single >= 100.0 * many, (single, many)
+
+
+MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "negative": (
+        "ring",
+        {"bandwidth_bytes_per_s": [1.0, -2.0]},
+        "bandwidth_bytes_per_s: expected numbers above 0, got -2",
+    ),
+    "zero": ("ring", {"batch_size": 0}, "batch_size: expected whole numbers of at least 1, got 0"),
+    "nan": (
+        "ring",
+        {"latency_s": [0.0, math.nan]},
+        "latency_s: expected numbers of at least 0, got nan",
+    ),
+    "infinite": (
+        "ring",
+        {"bandwidth_bytes_per_s": math.inf},
+        "bandwidth_bytes_per_s: expected numbers above 0, got inf",
+    ),
+    "fraction": (
+        "ring",
+        {"workers": [2, 2.5]},
+        "workers: expected whole numbers of at least 1 and at most 1000000, got 2.5",
+    ),
+    "too many": (
+        "ring",
+        {"workers": 1e300},
+        "workers: expected whole numbers of at least 1 and at most 1000000, got 1e+300",
+    ),
+    "words": ("ring", {"workers": "two"}, "workers: expected numbers, got 'two'"),
+    "shapes": (
+        "ring",
+        {"workers": [1, 2], "latency_s": [0.1, 0.2, 0.3]},
+        "evaluate: shapes do not broadcast: workers (2,), latency_s (3,)",
+    ),
+    "no servers": ("ring", {"servers": 2}, "servers: allreduce has none"),
+    "sharpness": ("ring", {"sharpness": 0.5}, "sharpness: must be at least 1, got 0.5"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_clear_line(name: str) -> None:
+    arch, axes, text = MISTAKES[name]
+    with pytest.raises(InputError) as caught:
+        coarse.evaluate(job(WORK, cluster(20.0), 3, arch), **axes)
+    assert str(caught.value) == text
+
+
+def test_workers_that_differ_cannot_be_varied() -> None:
+    unlike = job(WORK, cluster(20.0), 3, "ring", stragglers=[Straggler(1, 2.0)])
+    for axis in ("workers", "bandwidth_bytes_per_s", "latency_s"):
+        with pytest.raises(InputError) as caught:
+            coarse.evaluate(unlike, **{axis: 2})
+        assert str(caught.value) == f"{axis}: cannot be varied where workers or links differ"
+
+
+# -- fidelity --------------------------------------------------------------------------------------
+
+
+def test_fidelity_that_does_not_exist() -> None:
+    with pytest.raises(InputError) as caught:
+        predict(job(WORK, cluster(), 2, "ring"), fidelity="corse")  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "unknown fidelity 'corse'; did you mean 'coarse'? (known: auto, coarse, fine)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "text"),
+    [
+        (0.0, "tolerance: must be more than 0, got 0"),
+        (1.5, "tolerance: must be at most 1, got 1.5"),
+        (math.nan, "tolerance: expected a finite number, got nan"),
+    ],
+)
+def test_tolerance_out_of_range(tolerance: float, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        predict(job(WORK, cluster(), 2, "ring"), fidelity="auto", tolerance=tolerance)
+    assert str(caught.value) == text
+
+
+def test_an_architecture_without_formulas() -> None:
+    bare = replace(find("ps")[0], coarse=None)
+    with pytest.raises(InputError) as caught:
+        coarse.coarse_of(bare)
+    assert str(caught.value) == "fidelity: ps has no coarse model (allowed: fine)"
+
+
+EXACTLY = job(WORK, cluster(20.0, 0.01), 3, "ring")
+ROUGHLY = job(WORK, cluster(20.0, 0.01), 3, "asp")
+LACKING = job(WORK, cluster(20.0), 3, "ps", {"transmission": "priority"})
+
+
+def test_auto_is_coarse_where_that_is_exact() -> None:
+    answer = predict(EXACTLY, fidelity="auto", tolerance=0.001)
+    assert answer.fidelity == "coarse"
+    assert answer.error_band is not None
+    assert answer.error_band.p90 == 0.0
+    assert answer.notes[-1] == (
+        "coarse: it equals the simulation for this job; asked for within 0.1%"
+    )
+
+
+def test_auto_is_as_good_as_asked_for() -> None:
+    band = coarse.error_band(ROUGHLY)
+    assert band.p90 is not None
+    wide = predict(ROUGHLY, fidelity="auto", tolerance=band.p90)
+    assert wide.fidelity == "coarse"
+    assert wide.error_band == band
+    assert wide.notes[-1] == f"coarse: {band.text}; asked for within {band.p90:.1%}"
+    narrow = predict(ROUGHLY, fidelity="auto", tolerance=band.p90 * 0.99)
+    assert narrow.fidelity == "fine"
+    assert narrow.error_band is None
+    assert narrow.notes[-1].startswith(f"fine, because coarse is not enough: {band.text}; asked")
+    assert narrow.to_chrome_trace()["traceEvents"]
+
+
+def test_auto_is_fine_where_something_is_left_out() -> None:
+    answer = predict(LACKING, fidelity="auto", tolerance=1.0)
+    assert answer.fidelity == "fine"
+    assert answer.notes[-1] == (
+        "fine, because coarse is not enough: it leaves out transmission=priority, so its error is "
+        "not known; asked for within 100.0%"
+    )
+    assert coarse.error_band(LACKING).p90 is None
+
+
+def test_fine_unless_said_otherwise() -> None:
+    assert predict(EXACTLY).fidelity == "fine"
+    coarsely = predict(LACKING, fidelity="coarse")
+    assert coarsely.fidelity == "coarse"
+    assert coarsely.error_band == coarse.error_band(LACKING)
+
+
+@each
+def test_bands_are_declared(arch: str, options: dict[str, Any]) -> None:
+    model = coarse.model_of(job(WORK, cluster(20.0), 3, arch, options))
+    band = model.band(job(WORK, cluster(20.0), 3, arch, options))
+    assert isinstance(band, Band)
+    assert 0.0 < band.median < band.p90 < 1.0
+
+
+# -- staleness, and workers that differ ------------------------------------------------------------
+
+ASP = [{"sync": "asp"}, {"sync": "asp", "overlap": False}]
+
+
+@pytest.mark.parametrize("options", ASP, ids=["overlap", "phases"])
+@pytest.mark.parametrize(("workers", "cv"), [(4, 0.1), (8, 0.3), (8, 0.6)])
+def test_staleness_of_asynchronous_workers(
+    options: dict[str, Any], workers: int, cv: float
+) -> None:
+    """N - 1 on average, and spread as in the simulation."""
+    where = cluster(100.0, 0.01, update_per_byte_s=0.001)
+    asked = job(WORK, where, workers, "ps", options, jitter=Jitter(cv), start="staggered")
+    found, simulated = predict(asked, fidelity="coarse").staleness, predict(asked).staleness
+    assert found is not None
+    assert simulated is not None
+    assert found.mean == pytest.approx(workers - 1.0)
+    assert simulated.mean == pytest.approx(workers - 1.0, rel=0.01)
+    assert abs(found.p90 - simulated.p90) <= 3
+    mean = sum(int(value) * share for value, share in found.histogram.items())
+    assert mean == pytest.approx(workers - 1.0, rel=0.01)
+
+
+def test_staleness_without_jitter_is_a_number() -> None:
+    found = predict(job(WORK, cluster(100.0), 5, "asp"), fidelity="coarse").staleness
+    assert found is not None
+    assert found.histogram == {"4": 1.0}
+    assert (found.p50, found.p90, found.max) == (4, 4, 4)
+
+
+@pytest.mark.parametrize("options", ASP, ids=["overlap", "phases"])
+@pytest.mark.parametrize("workers", [4, 6])
+def test_a_slow_worker_among_others(options: dict[str, Any], workers: int) -> None:
+    """It is three times slower: each worker's staleness and idleness are near the simulated."""
+    where = cluster(100.0, 0.01, update_per_byte_s=0.001)
+    asked = job(
+        WORK, where, workers, "ps", options, stragglers=[Straggler(1, 3.0)], start="staggered"
+    )
+    found, simulated = predict(asked, fidelity="coarse"), predict(asked, rel_ci=0.005)
+    assert found.staleness is not None
+    assert simulated.staleness is not None
+    assert found.staleness.per_worker == pytest.approx(simulated.staleness.per_worker, rel=0.05)
+    assert found.staleness.per_worker[1] > 2.0 * found.staleness.per_worker[0]
+    assert found.staleness.mean == pytest.approx(workers - 1.0)
+    idle = found.idle_fraction
+    assert idle.per_worker == pytest.approx(simulated.idle_fraction.per_worker, abs=0.025)
+    assert idle.per_worker[1] < idle.per_worker[0]
+    assert (found.staleness.p50, found.staleness.p90) == (
+        simulated.staleness.p50,
+        simulated.staleness.p90,
+    )
+
+
+def test_canary_workers_that_do_not_differ() -> None:
+    """A mean worker for all would be caught."""
+    asked = job(WORK, cluster(100.0, 0.01), 4, "asp", stragglers=[Straggler(1, 3.0)])
+    found = predict(asked, fidelity="coarse")
+    assert found.staleness is not None
+    staleness, idle = (found.staleness.mean,) * 4, (found.idle_fraction.mean,) * 4
+    assert found.staleness.per_worker != pytest.approx(staleness, rel=0.05)
+    assert found.idle_fraction.per_worker != pytest.approx(idle, abs=0.025)
+
+
+def test_backup_workers_do_not_wait_for_a_straggler() -> None:
+    """Of three workers one is three times slower: with a backup worker the others set the pace."""
+    where = cluster(1e9)
+    late = (Straggler(1, 3.0),)
+    waiting, backed = (
+        coarse.phases(job(WORK, where, 3, "ps", {"backup_workers": b}, stragglers=late))
+        for b in (0, 1)
+    )
+    compute_s = WORK.forward_s + WORK.backward_s
+    equal(float(waiting.iteration_s), 3.0 * compute_s, 1e-6)
+    equal(float(backed.iteration_s), 3.0 / (1.0 + 1.0 + 1.0 / 3.0) * compute_s, 1e-6)
