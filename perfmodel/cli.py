@@ -490,10 +490,6 @@ def _ending(path: str) -> str:
 
 def _check_files(plot: str | None, *others: str | None) -> None:
     """Refuse files that cannot be written before work is done for them."""
-    if plot is not None:
-        from perfmodel.plot import check
-
-        check(_ending(plot))
     for path in filter(None, (plot, *others)):
         import tempfile
         from pathlib import Path
@@ -505,6 +501,10 @@ def _check_files(plot: str | None, *others: str | None) -> None:
                 pass
         except OSError as error:
             raise InputError(f"{path}: cannot write: {error.strerror or error}") from None
+    if plot is not None:
+        from perfmodel.plot import check
+
+        check(_ending(plot))
 
 
 def _write(written: Sequence[tuple[str, bytes, str]]) -> None:
