@@ -15,7 +15,7 @@ from perfmodel.architectures import Band
 from perfmodel.architectures._messages import tensors_of
 from perfmodel.architectures._placement import slices_of
 from perfmodel.architectures._ps_options import Options
-from perfmodel.architectures._workers import plain, steady
+from perfmodel.architectures._workers import left_out, plain, steady
 from perfmodel.contention import contended, regularity
 from perfmodel.job import Job
 from perfmodel.phases import Layers, Part, Phase, Phases, Quantities, Whole, held_up, mixed
@@ -319,17 +319,16 @@ def exact(job: Job) -> bool:
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
     options: Options = job.options
-    cluster = job.cluster
-    beyond = {
-        "workers and servers that share cores": cluster.worker_threads is not None,
-        "servers on the nodes of workers": cluster.server.placement == "colocated",
-        "a core that limits": cluster.core_oversubscription is not None,
-        "the link inside a node": cluster.intra_node is not None,
-        f"transmission={options.transmission}": options.transmission != "fifo",
-        "credit": options.credit_bytes > 0.0,
-        "pull=request": options.pull == "request",
-    }
-    return next((text for text, there in beyond.items() if there), None)
+    return left_out(
+        job,
+        {
+            "servers on the nodes of workers": job.cluster.server.placement == "colocated",
+            "the link inside a node": job.cluster.intra_node is not None,
+            f"transmission={options.transmission}": options.transmission != "fifo",
+            "credit": options.credit_bytes > 0.0,
+            "pull=request": options.pull == "request",
+        },
+    )
 
 
 def band(job: Job) -> Band:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -138,6 +138,22 @@ def plain(job: Job) -> bool:
 def steady(job: Job) -> bool:
     """Whether every iteration computes equally long."""
     return job.jitter is None or job.jitter.cv == 0.0
+
+
+def left_out(
+    job: Job, beyond: Mapping[str, bool] | None = None, *, core: bool = True
+) -> str | None:
+    """What a job has that a coarse model does not; None if there is nothing.
+
+    That is cores that workers share, with ``core`` one that limits the network, and what is true of
+    ``beyond``, by what it is called.
+    """
+    known = {
+        "workers that share cores": job.cluster.worker_threads is not None,
+        "a core that limits": core and job.cluster.core_oversubscription is not None,
+        **(beyond or {}),
+    }
+    return next((text for text, there in known.items() if there), None)
 
 
 def add_workers(

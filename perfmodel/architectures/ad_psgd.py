@@ -11,7 +11,14 @@ import numpy as np
 from perfmodel.algebra import Quantity, floor_half, maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._gossip import Partners, add_begin, add_network
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, plain, steady
+from perfmodel.architectures._workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    left_out,
+    plain,
+    steady,
+)
 from perfmodel.contention import contended
 from perfmodel.graph import NONE, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
@@ -145,13 +152,11 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
-    beyond = {
-        "workers that share cores": job.cluster.worker_threads is not None,
-        "a core that limits": job.cluster.core_oversubscription is not None,
-        "workers of different speed": bool(job.stragglers or job.cluster.overrides),
-        "several devices in a node": job.cluster.devices_per_node > 1,
-    }
-    return next((text for text, there in beyond.items() if there), None)
+    unequal = bool(job.stragglers or job.cluster.overrides)
+    several = job.cluster.devices_per_node > 1
+    return left_out(
+        job, {"workers of different speed": unequal, "several devices in a node": several}
+    )
 
 
 ARCHITECTURE = Architecture(

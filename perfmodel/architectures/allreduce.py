@@ -32,7 +32,14 @@ from perfmodel.architectures._collectives import (
 )
 from perfmodel.architectures._messages import COMPRESSION_HELP, Compression, tensors_of
 from perfmodel.architectures._network import Network
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, alike, stagger_s
+from perfmodel.architectures._workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    alike,
+    left_out,
+    stagger_s,
+)
 from perfmodel.buckets import (
     DDP_BUCKET_BYTES,
     DDP_FIRST_BUCKET_BYTES,
@@ -525,7 +532,7 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
-    return "workers that share cores" if job.cluster.worker_threads is not None else None
+    return left_out(job, core=False)
 
 
 def _shares(job: Job) -> tuple[list[float], list[int]]:

@@ -8,7 +8,7 @@ import numpy as np
 from perfmodel.algebra import maximum, minimum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._gossip import add_begin, add_network
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, plain
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, plain
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
 from perfmodel.phases import Phase, Phases, Quantities
@@ -111,16 +111,7 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation."""
-    return plain(job) and leaves_out(job) is None
-
-
-def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
-    beyond = {
-        "workers that share cores": job.cluster.worker_threads is not None,
-        "a core that limits": job.cluster.core_oversubscription is not None,
-    }
-    return next((text for text, there in beyond.items() if there), None)
+    return plain(job) and left_out(job) is None
 
 
 def _fold(job: Job) -> OpGraph | None:
@@ -148,6 +139,6 @@ ARCHITECTURE = Architecture(
     source="Lian et al., NIPS 2017, arXiv 1705.09056",
     fold=_fold,
     coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
+        phases=phases, exact=exact, leaves_out=left_out, band=lambda job: Band(0.003, 0.02)
     ),
 )

@@ -12,7 +12,7 @@ from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
 from perfmodel.architectures._gossip import add_begin
 from perfmodel.architectures._messages import tensors_of
 from perfmodel.architectures._network import Network, homes_of, node_names
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, plain
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, plain
 from perfmodel.contention import Lap, contended, regularity
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import Axis, GraphBuilder, Ids, OpGraph
@@ -230,13 +230,8 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
-    cluster = job.cluster
-    beyond = {
-        "workers and servers that share cores": cluster.worker_threads is not None,
-        "servers on the nodes of workers": cluster.server.placement == "colocated",
-        "a core that limits": cluster.core_oversubscription is not None,
-    }
-    return next((text for text, there in beyond.items() if there), None)
+    colocated = job.cluster.server.placement == "colocated"
+    return left_out(job, {"servers on the nodes of workers": colocated})
 
 
 def server_bytes(job: Job) -> float:

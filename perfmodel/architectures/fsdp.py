@@ -19,7 +19,7 @@ from perfmodel.architectures._collectives import (
     reduce_scatter_cost,
     reduce_scatter_rate,
 )
-from perfmodel.architectures._workers import Workers, add_workers, alike, stagger_s
+from perfmodel.architectures._workers import Workers, add_workers, alike, left_out, stagger_s
 from perfmodel.buckets import ddp_buckets
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
@@ -208,7 +208,7 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
-    return "workers that share cores" if job.cluster.worker_threads is not None else None
+    return left_out(job, core=False)
 
 
 def _in_time(

@@ -10,7 +10,7 @@ import msgspec
 from perfmodel.algebra import maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
 from perfmodel.architectures._gossip import Partners, add_begin, add_network, others
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, steady
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, steady
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
@@ -121,16 +121,7 @@ def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation: where nobody sends."""
     silent = job.workers == 1 or job.options.probability == 0.0
     data = job.workload.data_loading_s == 0.0
-    return silent and data and steady(job) and leaves_out(job) is None
-
-
-def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
-    beyond = {
-        "workers that share cores": job.cluster.worker_threads is not None,
-        "a core that limits": job.cluster.core_oversubscription is not None,
-    }
-    return next((text for text, there in beyond.items() if there), None)
+    return silent and data and steady(job) and left_out(job) is None
 
 
 def model_age(job: Job) -> ModelAge | None:
@@ -172,6 +163,6 @@ ARCHITECTURE = Architecture(
     unused=_unused,
     model_age=model_age,
     coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.06)
+        phases=phases, exact=exact, leaves_out=left_out, band=lambda job: Band(0.003, 0.06)
     ),
 )

@@ -17,7 +17,14 @@ from perfmodel.architectures._collectives import (
     closed,
     moved_between_nodes,
 )
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, alike, stagger_s
+from perfmodel.architectures._workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    alike,
+    left_out,
+    stagger_s,
+)
 from perfmodel.errors import whole_number
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
@@ -111,7 +118,7 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
-    return "workers that share cores" if job.cluster.worker_threads is not None else None
+    return left_out(job, core=False)
 
 
 def _fold(job: Job) -> OpGraph:

@@ -13,7 +13,7 @@ from perfmodel.algebra import maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
 from perfmodel.architectures._network import Network
-from perfmodel.architectures._workers import Workers, add_workers, plain, stagger_s
+from perfmodel.architectures._workers import Workers, add_workers, left_out, plain, stagger_s
 from perfmodel.errors import number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
@@ -229,13 +229,10 @@ def exact(job: Job) -> bool:
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
     options: Options = job.options
-    beyond = {
-        "workers that share cores": job.cluster.worker_threads is not None,
-        "a core that limits": job.cluster.core_oversubscription is not None,
-        f"transmission={options.transmission}": options.transmission != "fifo",
-        "credit": options.credit_bytes > 0.0,
-    }
-    return next((text for text, there in beyond.items() if there), None)
+    several = options.transmission != "fifo"
+    return left_out(
+        job, {f"transmission={options.transmission}": several, "credit": options.credit_bytes > 0.0}
+    )
 
 
 def _fold(job: Job) -> OpGraph | None:
