@@ -25,7 +25,7 @@ from perfmodel import (
     predict,
 )
 from perfmodel.phases import Phases, Whole, quantities_of
-from perfmodel.queueing import approximate_multiclass_mva, multiclass_mva
+from perfmodel.queueing import multiclass_mva
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
 from tests.queueing import mva
 
@@ -346,17 +346,13 @@ def test_crowds_are_near_mean_value_analysis(customers: int) -> None:
     assert customers / lap(found)[0] == pytest.approx(throughput, rel=0.01)
 
 
-def test_several_classes_are_the_approximate_analysis() -> None:
+def test_several_classes_are_near_exact_analysis() -> None:
     demands = [1.0, 0.5]
     laps = [rounds(demands, 4.0), rounds(demands, 9.0)]
     found = contention.contended([3, 5], demands, laps)
     rates = [n / lap(row)[0] for n, lap, row in zip([3, 5], laps, found, strict=True)]
-    expected = approximate_multiclass_mva(
-        [3, 5], [demands, demands], ["shared", "shared"], [4.0, 9.0]
-    )
-    assert rates == pytest.approx(expected.throughput_per_s.tolist(), rel=1e-6)
     exact = multiclass_mva([3, 5], [demands, demands], ["shared", "shared"], [4.0, 9.0])
-    assert rates == pytest.approx(exact.throughput_per_s.tolist(), rel=0.07)
+    assert rates == pytest.approx(exact.throughput_per_s.tolist(), rel=0.03)
 
 
 def test_unequal_workers_go_at_their_own_pace() -> None:

@@ -1,0 +1,289 @@
+"""Mean-value analysis with overlap: equal to the exact one where a lap is a sum of stations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.contention import EXACT, Lap, contended, regularity
+from tests.oracles import equal
+from tests.queueing import bound, mva
+
+few = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def lap_of(demands_s: Sequence[Any], think_s: Any) -> Lap:
+    """Thinking, and one visit of each station after the other."""
+
+    def lap(others: Sequence[Any]) -> tuple[Any, list[Any]]:
+        held = [(1.0 + found) * demand for found, demand in zip(others, demands_s, strict=True)]
+        return think_s + sum(held), held
+
+    return lap
+
+
+def throughput(customers: Any, demands_s: Sequence[Any], think_s: Any, **how: Any) -> Any:
+    lap = lap_of(demands_s, think_s)
+    (found,) = contended([customers], demands_s, [lap], **how)
+    return customers / lap(found)[0]
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[list[float], float]:
+    """Demands of one to four stations, and a time to think."""
+    demands = draw(st.lists(st.floats(0.01, 10.0), min_size=1, max_size=4))
+    return demands, draw(st.sampled_from([0.0, 0.1, 1.0, 10.0, 100.0])) * sum(demands)
+
+
+# -- one class -------------------------------------------------------------------------------------
+
+
+@few
+@given(network=networks(), customers=st.integers(1, EXACT))
+def test_laps_that_are_sums_are_exact(network: tuple[list[float], float], customers: int) -> None:
+    demands, think_s = network
+    exact_per_s, residence, _ = mva(customers, demands, think_s)
+    equal(throughput(customers, demands, think_s), exact_per_s)
+    ((*found,),) = contended([customers], demands, [lap_of(demands, think_s)])
+    for others, demand, seconds in zip(found, demands, residence, strict=True):
+        equal((1.0 + others) * demand, float(seconds))
+
+
+def test_canary_the_oracle_sees_a_demand_that_is_off() -> None:
+    exact_per_s, _, _ = mva(8, [1.0, 0.5], 3.0)
+    equal(throughput(8, [1.0, 0.5], 3.0), exact_per_s)
+    for wrong in ([1.001, 0.5], [1.0, 0.501]):
+        with pytest.raises(AssertionError):
+            equal(throughput(8, wrong, 3.0), exact_per_s)
+
+
+def test_canary_one_who_finds_himself() -> None:
+    """The queue of n customers in the place of that of n - 1."""
+    exact_per_s, _, _ = mva(8, [1.0, 0.5], 3.0)
+    lap = lap_of([1.0, 0.5], 3.0)
+    (found,) = contended([9], [1.0, 0.5], [lap])
+    with pytest.raises(AssertionError):
+        equal(8 / lap(found)[0], exact_per_s)
+
+
+def exact_per_s(customers: int, demands_s: Sequence[float], think_s: float) -> float:
+    """Throughput by the recursion over queue lengths, which is stable for thousands."""
+    demands = np.asarray(demands_s)
+    queue, rate = np.zeros(len(demands)), 0.0
+    for present in range(1, customers + 1):
+        residence = demands * (1.0 + queue)
+        rate = present / (think_s + float(residence.sum()))
+        queue = rate * residence
+    return rate
+
+
+NEAR = [([1.0], 75.0), ([1.0, 0.5, 0.5], 90.0), ([1.0, 1.0], 40.0), ([1.0, 0.1], 200.0)]
+"""Networks that saturate where the recursion ends, and somewhat later."""
+
+
+@few
+@given(network=st.one_of(networks(), st.sampled_from(NEAR)), customers=st.integers(EXACT + 1, 600))
+def test_crowds_are_within_a_hundredth(network: tuple[list[float], float], customers: int) -> None:
+    demands, think_s = network
+    equal(throughput(customers, demands, think_s), exact_per_s(customers, demands, think_s), 0.01)
+
+
+def fixed_point(customers: int, demands_s: Sequence[float], think_s: float) -> float:
+    """Throughput if one finds (n - 1)/n of those who are at a station: Bard and Schweitzer."""
+    demands = np.asarray(demands_s)
+    queue, rate = np.full(len(demands), customers / len(demands)), 0.0
+    for _ in range(2000):
+        residence = demands * (1.0 + queue * (customers - 1) / customers)
+        rate = customers / (think_s + float(residence.sum()))
+        queue = rate * residence
+    return rate
+
+
+@pytest.mark.parametrize(("demands", "think_s"), NEAR)
+def test_canary_a_crowd_that_is_not_corrected(demands: list[float], think_s: float) -> None:
+    """The plain fixed point is further off where a network saturates."""
+    knee = round((think_s + sum(demands)) / max(demands))
+    exact = exact_per_s(knee, demands, think_s)
+    with pytest.raises(AssertionError):
+        equal(fixed_point(knee, demands, think_s), exact, 0.01)
+
+
+@pytest.mark.parametrize(("demands", "think_s"), NEAR)
+def test_the_crowd_begins_where_the_recursion_ends(demands: list[float], think_s: float) -> None:
+    """One more customer never lowers the throughput by more than what is left off."""
+    rates = [throughput(n, demands, think_s) for n in range(EXACT - 3, EXACT + 8)]
+    for before, after in itertools.pairwise(rates):
+        assert after >= before * (1.0 - 1e-5)
+
+
+@pytest.mark.parametrize("customers", [1000, 100_000])
+def test_a_huge_crowd_keeps_the_busiest_station_busy(customers: int) -> None:
+    equal(throughput(customers, [1.0, 0.5], 100.0), 1.0, 1e-3)
+
+
+@few
+@given(network=networks(), customers=st.integers(1, 300))
+def test_never_above_the_asymptotic_bound(
+    network: tuple[list[float], float], customers: int
+) -> None:
+    """As customers come at random. If they come evenly, a lap is not shorter than that of one who
+    is alone, and short of what the busiest station allows by less than two services."""
+    demands, think_s = network
+    rounding = 1.0 + (1e-9 if customers <= EXACT else 1e-4)
+    most = bound(customers, demands, think_s) * rounding
+    assert throughput(customers, demands, think_s) <= most
+    even = throughput(customers, demands, think_s, even=[1.0] * len(demands))
+    assert even <= customers / (think_s + sum(demands)) * rounding
+    if customers <= EXACT:
+        assert customers / even > (customers - 2.0) * max(demands)
+
+
+def test_customers_that_come_evenly_by_hand() -> None:
+    """Two of them, 1 s of service and 3 s of thinking: one is served for a quarter of the time, and
+    half of that is over when the other one comes."""
+    lap = lap_of([1.0], 3.0)
+    assert contended([2], [1.0], [lap]) == [[0.25]]
+    assert contended([2], [1.0], [lap], even=[1.0]) == [[0.125]]
+    assert contended([2], [1.0], [lap], even=[0.5]) == [[0.1875]]
+
+
+def test_a_lap_that_overlaps_by_hand() -> None:
+    """Who computes for 3 s beside a transfer of 1 s does not wait, however many others he finds."""
+
+    def lap(others: Sequence[Any]) -> tuple[Any, list[Any]]:
+        held = 1.0 + others[0]
+        return max(3.0, held), [held]
+
+    assert contended([1], [1.0], [lap]) == [[0.0]]
+    ((found,),) = contended([2], [1.0], [lap])
+    equal(found, 1.0 / 3.0)
+    ((found,),) = contended([3], [1.0], [lap])
+    equal(found, 2.0 / 3.0 * (1.0 + 1.0 / 3.0))
+
+
+def test_nobody_to_meet() -> None:
+    assert contended([1], [2.0, 3.0], [lap_of([2.0, 3.0], 1.0)]) == [[0.0, 0.0]]
+
+
+# -- several classes -------------------------------------------------------------------------------
+
+
+def exact_of_two(
+    customers: tuple[int, int], demands_s: Sequence[float], think_s: tuple[float, float]
+) -> float:
+    """Throughput of both classes: who arrives finds the network without himself."""
+    demands = np.asarray(demands_s)
+    rate = 0.0
+    queue = {(0, 0): np.zeros(len(demands))}
+    for here in itertools.product(*(range(n + 1) for n in customers)):
+        rate, queue[here] = 0.0, np.zeros(len(demands))
+        for kind, count in enumerate(here):
+            if count:
+                fewer = (here[0] - (kind == 0), here[1] - (kind == 1))
+                residence = demands * (1.0 + queue[fewer])
+                lap_per_s = count / (think_s[kind] + float(residence.sum()))
+                rate += lap_per_s
+                queue[here] += lap_per_s * residence
+    return rate
+
+
+@settings(few, max_examples=40)
+@given(
+    network=networks(),
+    customers=st.tuples(st.integers(1, 15), st.integers(1, 15)),
+    slower=st.sampled_from([1.0, 1.5, 5.0]),
+)
+def test_two_classes_are_near_the_exact_analysis(
+    network: tuple[list[float], float], customers: tuple[int, int], slower: float
+) -> None:
+    """Within 3 %, and 1 % where they are alike, which is the analysis of one class."""
+    demands, think_s = network
+    times = think_s, slower * think_s
+    laps = [lap_of(demands, seconds) for seconds in times]
+    found = contended(customers, demands, laps)
+    laps_s = [lap(others)[0] for lap, others in zip(laps, found, strict=True)]
+    rate = sum(count / seconds for count, seconds in zip(customers, laps_s, strict=True))
+    exact = exact_of_two(customers, demands, times)
+    equal(rate, exact, 0.01 if slower == 1.0 else 0.03)
+    if slower == 1.0:
+        equal(exact, mva(sum(customers), demands, think_s)[0])
+
+
+def test_canary_two_classes_taken_for_one() -> None:
+    """The mean time to think for both."""
+    exact = exact_of_two((4, 4), [1.0], (2.0, 30.0))
+    with pytest.raises(AssertionError):
+        equal(throughput(8, [1.0], 16.0), exact, 0.03)
+
+
+def test_one_of_each_class() -> None:
+    """Two customers at one station: each finds the other one for the time that he is there alone:
+    1 s of 8 s, and 1 s of 4 s."""
+    laps = [lap_of([1.0], 3.0), lap_of([1.0], 7.0)]
+    (first,), (second,) = contended([1, 1], [1.0], laps)
+    assert first == pytest.approx(0.125, abs=0.02)
+    assert second == pytest.approx(0.25, abs=0.02)
+
+
+def test_arrays_of_several_classes() -> None:
+    """Times to think are arrays."""
+    think_s = np.array([1.0, 5.0, 20.0])
+    laps = [lap_of([1.0, 0.5], think_s), lap_of([1.0, 0.5], 2.0 * think_s)]
+    found = contended([2, 3], [1.0, 0.5], laps)
+    for k, seconds in enumerate(think_s.tolist()):
+        alone = [lap_of([1.0, 0.5], seconds), lap_of([1.0, 0.5], 2.0 * seconds)]
+        single = contended([2, 3], [1.0, 0.5], alone)
+        for row, expected in zip(found, single, strict=True):
+            assert [others[k] for others in row] == pytest.approx(expected, rel=1e-6)
+
+
+# -- arrays and symbols ----------------------------------------------------------------------------
+
+
+@settings(few, max_examples=10)
+@given(network=networks(), seed=st.integers(0, 2**32))
+def test_arrays_are_many_scalars(network: tuple[list[float], float], seed: int) -> None:
+    """Of customers, demands and times to think; for crowds as far as a fixed point is repeated."""
+    demands, think_s = network
+    rng = np.random.default_rng(seed)
+    for most, rounding in ((EXACT, 1e-12), (200, 1e-7)):
+        customers = rng.integers(1, most + 1, 6)
+        each = [demand * rng.uniform(0.5, 2.0, 6) for demand in demands]
+        thinking = think_s * rng.uniform(0.5, 2.0, 6)
+        rates = throughput(customers, each, thinking, even=[0.5] * len(demands))
+        for k in range(6):
+            alone = throughput(
+                int(customers[k]),
+                [float(demand[k]) for demand in each],
+                float(thinking[k]),
+                even=[0.5] * len(demands),
+            )
+            equal(float(rates[k]), alone, rounding)
+
+
+def test_symbols_have_the_names_of_the_stations() -> None:
+    import sympy
+
+    n = sympy.Symbol("N", positive=True, integer=True)
+    lap = lap_of([1.0, 2.0], 3.0)
+    ((ask, answer),) = contended([n], [1.0, 2.0], [lap], stations=("ask", "answer"))
+    assert (str(ask), str(answer)) == ("Q_ask", "Q_answer")
+    assert ask.is_positive
+
+
+# -- how evenly customers come ---------------------------------------------------------------------
+
+
+def test_regularity_is_between_random_and_even() -> None:
+    assert regularity(0.0, 1.0) == 0.0
+    assert regularity(1.0, 1.0) == regularity(5.0, 1.0) == 1.0
+    assert regularity(1.0, 0.0) == 0.0
+    parts = regularity(np.linspace(0.0, 1.5, 50), np.full(50, 1.0))
+    assert (np.diff(parts) >= 0.0).all()
+    assert parts[25] == pytest.approx(regularity(float(np.linspace(0.0, 1.5, 50)[25]), 1.0))
