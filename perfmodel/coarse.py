@@ -148,7 +148,7 @@ def predict(job: Job, totals: Totals) -> Prediction:
     causes: dict[str, float] = defaultdict(float)
     for name, value in seconds.items():
         causes[found.parts[name].cause] += value / iteration_s
-    computing = causes.pop("compute", 0.0)
+    computing = min(causes.pop("compute", 0.0), 1.0)  # parts may add up to a rounding more
     idle = _idle(job, found, iteration_s, computing)
     busy = {name: float(value) / iteration_s for name, value in found.busy_s.items()}
     communicating = causes.get("network", 0.0) + causes.get("server", 0.0)
