@@ -99,7 +99,8 @@ def explain(job: Job) -> Explanation:
     found = coarse.phases(job)
     total = float(found.iteration_s)
     seconds = {name: float(part.seconds) for name, part in found.parts.items()}
-    ranked = {n: seconds[n] for n in sorted(seconds, key=lambda n: -seconds[n]) if seconds[n] > 0.0}
+    order = sorted(seconds, key=lambda name: -round(seconds[name] / total / ROUNDING))
+    ranked = {name: seconds[name] for name in order if seconds[name] > 0.0}
     crossovers = []
     for variable in RANGES:
         if _varies(job, variable):
@@ -290,7 +291,7 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
     parts = formulas.expressions(job)
     if any(name not in parts for name in pair):
         return None
-    sample, symbol = _sample(job), formulas.symbols()[variable]
+    sample, symbol = _sample(job, parts), formulas.symbols()[variable]
     at = value * (1.0 if variable in WHOLE else cluster.nic.efficiency)
     first, second = (_on_this_side(parts[name], {**sample, symbol: at}) for name in pair)
     numerator = sympy.numer(sympy.together(first - second))
@@ -320,13 +321,13 @@ def _on_this_side(expression: sympy.Expr, sample: Mapping[Any, float]) -> sympy.
     )
 
 
-def _sample(job: Job) -> dict[Any, float]:
+def _sample(job: Job, parts: Mapping[str, sympy.Expr]) -> dict[Any, float]:
     """The values of the symbols for a job; the slowest worker is like the others."""
     q = quantities_of(job)
     known: dict[Any, float] = {
         symbol: float(getattr(q, name)) for name, symbol in formulas.symbols().items()
     }
-    for expression in formulas.expressions(job).values():
+    for expression in parts.values():
         known |= {symbol: 1.0 for symbol in expression.free_symbols if symbol not in known}
     return known
 

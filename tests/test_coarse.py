@@ -35,7 +35,7 @@ from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
 from tests.oracles import equal
 
 few = settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 replace = msgspec.structs.replace
@@ -149,7 +149,7 @@ def several(found: Sequence[Job]) -> int:
 @pytest.mark.parametrize("arch", names())
 def test_exact_formulas_equal_the_simulation(arch: str) -> None:
     """On plain clusters: often enough, and for several workers, unless one of them is alone."""
-    found = exact_jobs(arch, plain_jobs, examples=25)
+    found = exact_jobs(arch, plain_jobs, examples=20)
     assert len(found) >= 10
     alone = arch in ("ad_psgd", "easgd")
     assert (several(found) == 0) if alone else (several(found) >= 10)
@@ -157,7 +157,7 @@ def test_exact_formulas_equal_the_simulation(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", names())
 def test_exact_formulas_equal_the_simulation_on_any_cluster(arch: str) -> None:
-    assert exact_jobs(arch, jobs, examples=10)
+    assert exact_jobs(arch, jobs, examples=8)
 
 
 @pytest.mark.parametrize("arch", ["allreduce", "p2p", "ps"])
@@ -425,7 +425,7 @@ def grid(drawn: Job) -> tuple[np.ndarray[Any, Any], coarse.Variants]:
 
 
 @variants(asynchronous)
-@settings(few, max_examples=4)
+@settings(few, max_examples=3)
 @given(data=st.data())
 def test_throughput_of_asynchronous_jobs_is_bounded(
     arch: str, options: dict[str, Any], data: st.DataObject
@@ -617,7 +617,7 @@ def points(arch: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 @each
-@settings(few, max_examples=3)
+@settings(few, max_examples=2)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_arrays_are_many_scalars(
     arch: str, options: dict[str, Any], data: st.DataObject, seed: int
