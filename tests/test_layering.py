@@ -44,7 +44,12 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("sweeps", "crossovers"),
     ("comparison",),
     ("report",),
-    ("calibration", "profiler"),
+    ("calibration.statistics",),
+    ("calibration.*", "profiler"),
+    ("calibration",),
+    ("cli.options",),
+    ("cli.jobs",),
+    ("cli.*",),
     ("cli",),
     ("__main__",),
 )

@@ -236,7 +236,7 @@ def test_missing_profiles_are_reported(tree: Path, tmp_path: Path) -> None:
     "name", ["profiles/models/resnet18.json", "tests/test_cli.py", "perfmodel/notes.txt", "x.py"]
 )
 def test_canary_a_misplaced_file_is_seen(name: str) -> None:
-    right = ["perfmodel/cli.py", "perfmodel/_profiles/devices/v100.toml", "perfmodel/py.typed",
+    right = ["perfmodel/cli/jobs.py", "perfmodel/_profiles/devices/v100.toml", "perfmodel/py.typed",
              "perfmodel-1.0.dist-info/METADATA"]
     assert misplaced([*right, name], "1.0") == [name]
 

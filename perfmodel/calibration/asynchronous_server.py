@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from perfmodel import files
 from perfmodel.algebra import Quantity, maximum
+from perfmodel.calibration.statistics import Estimate, Residuals
 from perfmodel.errors import InputError, number, unknown_name, whole_number
 from perfmodel.provenance import Source
 from perfmodel.queueing import Station, blended
@@ -204,14 +205,6 @@ PUBLISHED = (
 """Seconds per tensor and per byte of a TensorFlow server: what is assumed before any run."""
 
 
-class Estimate(msgspec.Struct, frozen=True):
-    """A fitted value and its 90 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Throughput(msgspec.Struct, frozen=True):
     """Predicted steps of all workers per second, the 90 % interval of a measured run, and a note.
 
@@ -222,14 +215,6 @@ class Throughput(msgspec.Struct, frozen=True):
     low_steps_per_s: float
     high_steps_per_s: float
     note: str
-
-
-class Residuals(msgspec.Struct, frozen=True):
-    """Sizes of the errors of the step time, over all runs that were fitted to."""
-
-    median: float
-    p90: float
-    worst: float
 
 
 class ServerFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):

@@ -1,0 +1,68 @@
+"""The command line: one function per command, no arithmetic.
+
+Only click is imported here; the rest is imported when a command runs, so that help is instant.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from perfmodel import __version__
+from perfmodel.cli.catalogue import list_, show
+from perfmodel.cli.predict import compare, explain, predict, sweep
+from perfmodel.errors import PerfmodelError
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="perfmodel")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Predict throughput, idleness and staleness of distributed deep-learning training."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for _command in (predict, sweep, compare, explain, list_, show):
+    cli.add_command(_command)
+
+
+def main() -> NoReturn:
+    """Run the command line; a user's mistake is one line and exit code 2."""
+    gc.set_threshold(100_000)  # one short run: collecting often would only cost time
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer
+    try:
+        cli.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except PerfmodelError as error:
+        _fail(str(error))
+    except OSError as error:  # files have errors of their own: this is the output
+        # what is still buffered would fail once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        _fail(f"standard output: cannot write: {error.strerror}")
+    except MemoryError:
+        _fail("the job does not fit into this machine's memory")
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("perfmodel: interrupted", err=True)
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _fail(message: str) -> NoReturn:
+    line = " ".join(message.split())
+    click.echo(f"perfmodel: error: {line}", err=True)
+    sys.exit(2)

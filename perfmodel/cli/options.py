@@ -1,0 +1,140 @@
+"""What commands share: reading the text of options, checking and writing files, progress."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import click
+
+from perfmodel.errors import InputError
+
+Command = Callable[..., Any]
+Callback = Callable[[click.Context, click.Parameter, Any], Any]
+Reader = Callable[[str, str], Any]
+"""Reads the text of an option, whose flag comes second, for errors."""
+
+
+def read_text(text: str, _: str) -> str:
+    """Take the text as it is."""
+    return text
+
+
+def read_whole(text: str, flag: str) -> int:
+    """Read a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
+
+
+def read_quantity(dimension: str) -> Reader:
+    """Read text with a unit as SI."""
+
+    def read(text: str, flag: str) -> float:
+        from perfmodel.units import parse
+
+        return parse(text, dimension, flag)
+
+    return read
+
+
+def read_jitter(text: str, _: str) -> Any:
+    """Read ``0.1``, ``gamma:0.1`` or ``measured``."""
+    from perfmodel.job import Jitter
+
+    return Jitter.parse(text)
+
+
+def read_stragglers(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> Any:
+    """Read each ``WORKER:FACTOR``."""
+    from perfmodel.job import Straggler
+
+    return tuple(Straggler.parse(text) for text in texts)
+
+
+def read_fraction(text: str, flag: str) -> float:
+    """Read ``1%`` or ``0.01``."""
+    from perfmodel.units import fraction
+
+    return fraction(text, flag)
+
+
+def one(read: Reader) -> Callback:
+    """Read a value."""
+    return lambda _, option, text: None if text is None else read(text, option.opts[0])
+
+
+def list_of(read: Reader, *, ranges: bool) -> Callback:
+    """Read a list of values, or a single one."""
+
+    def callback(_: click.Context, option: click.Parameter, text: str | None) -> Any:
+        flag = option.opts[0]
+        return None if text is None else items(text, flag, read, ranges=ranges)
+
+    return callback
+
+
+def items(text: str, flag: str, read: Reader = read_text, *, ranges: bool = True) -> Any:
+    """Read values with commas between them, or a single one."""
+    from perfmodel.grids import values
+
+    found = [read(part, flag) for part in values(text, flag, ranges=ranges)]
+    return found if len(found) > 1 else found[0]
+
+
+def all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
+    """Give a command several options, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def ending(path: str) -> str:
+    """The ending of a file's name, in lower case and without its dot."""
+    return path.rpartition(".")[2].lower()
+
+
+def check_files(plot: str | None, *others: str | None) -> None:
+    """Refuse files that cannot be written before work is done for them."""
+    for path in filter(None, (plot, *others)):
+        import tempfile
+        from pathlib import Path
+
+        try:
+            if Path(path).is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            with tempfile.NamedTemporaryFile(dir=Path(path).parent):
+                pass
+        except OSError as error:
+            raise InputError(f"{path}: cannot write: {error.strerror or error}") from None
+    if plot is not None:
+        from perfmodel.plot import check
+
+        check(ending(plot))
+
+
+def write_files(written: Sequence[tuple[str, bytes, str]]) -> None:
+    """Write files, each with what to say of it."""
+    from perfmodel import files
+
+    for path, data, hint in written:
+        files.write(path, data)
+        click.echo(f"wrote {path}{hint}", err=True)
+
+
+def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
+    """A progress bar on a terminal's standard error; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from perfmodel import report
+
+    return report.progress()
