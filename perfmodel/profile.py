@@ -74,6 +74,15 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     - per layer: ``forward_s`` and ``backward_s`` as lists in forward order (with ``*_std_s``);
     - per pass: ``forward_s`` and ``backward_s`` as single numbers;
     - per step: ``step_s``, or ``samples_per_s`` as throughput is published (the whole step).
+
+    Attributes
+    ----------
+    batch_size : samples of one step, of all its ``accumulation`` passes together.
+    copy_s : between host and device, as far as the device waits for it.
+    other_s : of the step in none of the other parts, such as the loss or the loop around it.
+    step_std_s : standard deviation of the whole step.
+    accumulation : forward and backward passes before one update.
+    overhead_fraction : by how much measuring lengthened the step; 0 where it is not known.
     """
 
     device: str
@@ -88,9 +97,15 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     samples_per_s: float | None = None
     optimizer_s: float = 0.0
     data_loading_s: float = 0.0
+    copy_s: float = 0.0
+    other_s: float = 0.0
+    step_std_s: float | None = None
+    accumulation: int = 1
+    overhead_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size)
+        whole_number("accumulation", self.accumulation)
         for name in ("forward_s", "backward_s", "forward_std_s", "backward_std_s"):
             value = getattr(self, name)
             for i, item in enumerate(value if isinstance(value, tuple) else ()):
@@ -100,8 +115,11 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("step_s", "samples_per_s"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name), above=0.0)
-        number("optimizer_s", self.optimizer_s)
-        number("data_loading_s", self.data_loading_s)
+        for name in ("optimizer_s", "data_loading_s", "copy_s", "other_s"):
+            number(name, getattr(self, name))
+        if self.step_std_s is not None:
+            number("step_std_s", self.step_std_s)
+        number("overhead_fraction", self.overhead_fraction, at_least=-1.0)
         passes = self.forward_s is not None and self.backward_s is not None
         either = self.forward_s is not None or self.backward_s is not None
         given = [either, self.step_s is not None, self.samples_per_s is not None]
@@ -119,12 +137,18 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole step on the device (forward, backward, optimizer)."""
+        """Seconds of the whole step on the device: all but loading data."""
         if self.samples_per_s is not None:
             return self.batch_size / self.samples_per_s
         if self.step_s is not None:
             return self.step_s
-        return total_s(self.forward_s) + total_s(self.backward_s) + self.optimizer_s
+        passes = total_s(self.forward_s) + total_s(self.backward_s)
+        return passes + self.optimizer_s + self.copy_s + self.other_s
+
+    @property
+    def passes_s(self) -> float:
+        """Seconds of the forward and the backward pass."""
+        return max(0.0, self.total_s - self.optimizer_s - self.copy_s - self.other_s)
 
 
 def total_s(value: Seconds | None) -> float:

@@ -196,14 +196,26 @@ def _nearest_two(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
 def _layer_seconds(
     profile: Profile, timing: Timing, shares: Sequence[float] | None
 ) -> tuple[list[float], list[float], str | None]:
-    """Forward and backward seconds per layer, and the rule that made them (None if measured)."""
+    """Forward and backward seconds per layer, and the rule that made them (None if measured).
+
+    Copies and whatever else a step does are in the forward time of the first layer: a worker
+    does them before it computes, and communicates nothing by them.
+    """
+    forward, backward, rule = _shared_seconds(profile, timing, shares)
+    return [forward[0] + timing.copy_s + timing.other_s, *forward[1:]], backward, rule
+
+
+def _shared_seconds(
+    profile: Profile, timing: Timing, shares: Sequence[float] | None
+) -> tuple[list[float], list[float], str | None]:
+    """The passes' seconds by layer, and the rule that shared them (None if measured)."""
     if isinstance(timing.forward_s, tuple) and isinstance(timing.backward_s, tuple):
         return list(timing.forward_s), list(timing.backward_s), None
     known = timing.forward_s is not None
     if not profile.layers:
         if isinstance(timing.forward_s, float) and isinstance(timing.backward_s, float):
             return [timing.forward_s], [timing.backward_s], None
-        total = timing.total_s - timing.optimizer_s
+        total = timing.passes_s
         forward = total / (1.0 + BACKWARD_OVER_FORWARD)
         return [forward], [total - forward], "backward takes twice forward"
     if shares is None:
@@ -215,7 +227,7 @@ def _layer_seconds(
     if known:
         forward_s, backward_s = total_s(timing.forward_s), total_s(timing.backward_s)
     else:
-        total = timing.total_s - timing.optimizer_s
+        total = timing.passes_s
         forward_s = total * sum(shares) / (sum(shares) + sum(back))
         backward_s = total - forward_s
     return (

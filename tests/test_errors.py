@@ -175,7 +175,8 @@ CLICK = {
 
 TIMING_KEYS = (
     "device, batch_size, source, precision, forward_s, backward_s, forward_std_s, "
-    "backward_std_s, step_s, samples_per_s, optimizer_s, data_loading_s"
+    "backward_std_s, step_s, samples_per_s, optimizer_s, data_loading_s, "
+    "copy_s, other_s, step_std_s, accumulation, overhead_fraction"
 )
 CLUSTER_KEYS = (
     "schema, name, title, nic, nodes, devices_per_node, intra_node, core_oversubscription, "
