@@ -14,8 +14,12 @@ from typing import NoReturn
 import click
 
 from perfmodel import __version__
+from perfmodel.cli.calibrate import calibrate
 from perfmodel.cli.catalogue import list_, show
+from perfmodel.cli.measure import measure
 from perfmodel.cli.predict import compare, explain, predict, sweep
+from perfmodel.cli.profile import profile
+from perfmodel.cli.traces import import_
 from perfmodel.errors import PerfmodelError
 
 
@@ -31,7 +35,12 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (predict, sweep, compare, explain, list_, show):
+COMMANDS = (
+    *(predict, sweep, compare, explain, list_, show),
+    *(profile, import_, measure, calibrate),
+)
+
+for _command in COMMANDS:
     cli.add_command(_command)
 
 
