@@ -62,14 +62,15 @@ def test_every_second_step_by_hand() -> None:
 
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 @pytest.mark.parametrize("bandwidth", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("latency_s", [0.0, 0.5, 7.0])
 @pytest.mark.parametrize("update_s", [0.0, 0.5, 9.0])
 def test_one_worker_waits_for_the_pull_and_seldom_for_more(
-    period: int, bandwidth: float, update_s: float
+    period: int, bandwidth: float, latency_s: float, update_s: float
 ) -> None:
     """The pull is exposed; push and update have until the next pull, a period of steps later."""
-    where = cluster(bandwidth, update_per_tensor_s=update_s)
+    where = cluster(bandwidth, latency_s, update_per_tensor_s=update_s)
     found = predict(job(WORK, where, 1, "easgd", {"period": period})).iteration_s
-    pull_s = push_s = MODEL_BYTES / bandwidth
+    pull_s = push_s = MODEL_BYTES / bandwidth + latency_s
     oracles.equal(found, pulled(period, pull_s, push_s + TENSORS * update_s))
     with pytest.raises(AssertionError):  # the canary: a pull that is hidden
         oracles.equal(found, pulled(period, 0.0, push_s + TENSORS * update_s))

@@ -71,6 +71,7 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
     b.edge(pulled, workers.forward[:, 0])
     b.edge(pulled[:, None], push)
     b.edge(push, update)
+    b.edge(update, push, lag=1)  # else the token of a step without a push overtakes one under way
     read, added = _every(b, "read", request, period), _every(b, "added", update, period)
     b.probe("staleness", read[:, None], added, counter=b.counters(added), group=group)
     if period == 1:  # else steps without an exchange would count as transfers of no time
@@ -220,12 +221,8 @@ def _period(job: Job, q: Quantities, demands: Demands, others: Sequence[Quantity
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation: for a worker alone.
-
-    But where a push is still on its way in the step after it, the simulation adds it too early.
-    """
-    in_turn = job.options.period == 1 or job.cluster.nic.latency_s == 0.0
-    return in_turn and job.workers == 1 and plain(job) and leaves_out(job) is None
+    """Whether the coarse model equals the simulation: for a worker alone."""
+    return job.workers == 1 and plain(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
