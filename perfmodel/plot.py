@@ -142,6 +142,45 @@ def _line(
         axes.plot(x, ideal, "--", color=style["color"], alpha=0.5, linewidth=1)
 
 
+def against(points: Mapping[str, Sequence[tuple[float, float]]], title: str) -> Figure:
+    """A figure of predictions (upwards) over measured values, on logarithmic axes.
+
+    The diagonal is where both are equal; a band around it is 10 % wide each way.
+
+    Parameters
+    ----------
+    points : measured and predicted value of each case, by group.
+    title : what the values are, with their unit.
+
+    Raises
+    ------
+    InputError : matplotlib is not installed.
+    """
+    drawing = _empty(7, 7)
+    axes = drawing.subplots()
+    values = [value for pairs in points.values() for pair in pairs for value in pair]
+    ends = [min(values) / 1.5, max(values) * 1.5]
+    axes.plot(ends, ends, color="grey", linewidth=1)
+    axes.fill_between(
+        ends,
+        [0.9 * x for x in ends],
+        [1.1 * x for x in ends],
+        color="grey",
+        alpha=0.15,
+        linewidth=0,
+    )
+    for number, (group, pairs) in enumerate(points.items()):
+        if pairs:
+            measured, predicted = zip(*pairs, strict=True)
+            marker = "os^vD"[number // 10 % 5]
+            axes.scatter(measured, predicted, color=f"C{number % 10}", marker=marker, label=group)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    axes.set_xlabel(f"measured {title}")
+    axes.set_ylabel(f"predicted {title}")
+    axes.legend(fontsize=8)
+    return drawing
+
+
 def geometric(values: Sequence[float]) -> bool:
     """Whether rising numbers are spread more evenly by factors than by steps.
 

@@ -37,6 +37,8 @@ from perfmodel.job import JobFile
 from perfmodel.prediction import Prediction
 from perfmodel.profile import SCHEMA as WORKLOAD_SCHEMA
 from perfmodel.profile import Profile
+from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA
+from perfmodel.validation.cases import Case, CaseJob, Cases, Measured
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -46,6 +48,7 @@ KINDS = {
     CLUSTER_SCHEMA: Cluster,
     DEVICE_SCHEMA: Device,
     JOB_SCHEMA: JobFile,
+    CASES_SCHEMA: Cases,
 }
 
 BLOCK = re.compile(
@@ -243,6 +246,9 @@ def test_reference_pages_are_complete() -> None:
     assert _missing("json-output.md", _fields(Prediction)) == []
     assert _missing("workload-file.md", _fields(Profile)) == []
     assert _missing("job-file.md", _fields(JobFile)) == []
+    in_cases = [f for s in (Case, Measured) for f in s.__struct_fields__]
+    in_cases += [f for f in CaseJob.__struct_fields__ if f not in JobFile.__struct_fields__]
+    assert _missing("cases-file.md", in_cases) == []
     described = set(_fields(Source))  # in workload-file.md, to which the others link
     assert _missing("cluster-file.md", [f for f in _fields(Cluster) if f not in described]) == []
     assert _missing("device-file.md", [f for f in _fields(Device) if f not in described]) == []

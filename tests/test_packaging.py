@@ -48,11 +48,13 @@ import perfmodel
 sys.path += sys.argv[1:]
 import json
 from perfmodel import catalogue
+from perfmodel.validation import shipped_cases
 print(json.dumps({
     "file": perfmodel.__file__,
     "version": perfmodel.__version__,
     "folder": str(catalogue.folder()),
     "names": [catalogue.model_names(), catalogue.device_names(), catalogue.cluster_names()],
+    "cases": sorted({case.source.url or "" for case in shipped_cases()}),
     "model": catalogue.model("resnet18").name,
 }))
 """
@@ -97,6 +99,7 @@ def check_profiles(found: str, inside: Path) -> None:
         assert Path(answer[place]).resolve().is_relative_to(inside.resolve()), answer[place]
     assert answer["version"] == perfmodel.__version__
     assert answer["model"] == "resnet18"
+    assert len(answer["cases"]) >= 4
     assert answer["names"] == [
         sorted(path.stem for path in (ROOT / "profiles" / kind).glob(f"*.{ending}"))
         for kind, ending in (("models", "json"), ("devices", "toml"), ("clusters", "toml"))

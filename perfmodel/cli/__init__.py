@@ -20,6 +20,7 @@ from perfmodel.cli.measure import measure
 from perfmodel.cli.predict import compare, explain, predict, sweep
 from perfmodel.cli.profile import profile
 from perfmodel.cli.traces import import_
+from perfmodel.cli.validate import validate
 from perfmodel.errors import PerfmodelError
 
 
@@ -37,7 +38,7 @@ def cli(context: click.Context) -> None:
 
 COMMANDS = (
     *(predict, sweep, compare, explain, list_, show),
-    *(profile, import_, measure, calibrate),
+    *(profile, import_, measure, calibrate, validate),
 )
 
 for _command in COMMANDS:
@@ -51,7 +52,7 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer
     try:
-        cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
         _fail(error.format_message())
@@ -68,7 +69,7 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         click.echo("perfmodel: interrupted", err=True)
         sys.exit(130)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str) -> NoReturn:

@@ -1,0 +1,18 @@
+"""Predictions held against what was measured: cases in files, errors by group."""
+
+from perfmodel.validation.cases import Case, Cases, Measured, read_cases, shipped_cases
+from perfmodel.validation.scores import Summary, summarise
+from perfmodel.validation.validate import Outcome, Validation, validate
+
+__all__ = [
+    "Case",
+    "Cases",
+    "Measured",
+    "Outcome",
+    "Summary",
+    "Validation",
+    "read_cases",
+    "shipped_cases",
+    "summarise",
+    "validate",
+]

@@ -1,0 +1,264 @@
+"""Cases: jobs that somebody ran, and what was measured of them (schema ``perfmodel.cases/1``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from perfmodel import api, catalogue, files
+from perfmodel.cluster import Cluster
+from perfmodel.errors import InputError, number, unknown_name
+from perfmodel.job import Jitter, Job, Start, Straggler
+from perfmodel.measuring.run import Run, read_run
+from perfmodel.profile import Profile, Timing
+from perfmodel.provenance import Source
+
+SCHEMA = "perfmodel.cases/1"
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What was measured of a job; at least one of the first four.
+
+    Attributes
+    ----------
+    step_s : mean iteration of a worker.
+    samples_per_s : of all workers together.
+    idle_fraction : mean part of a worker's time in which it does not compute.
+    staleness_mean : updates that a gradient misses on average.
+    spread_fraction : standard deviation of equal runs, as a fraction of the step time; None where
+        the job was run once.
+    """
+
+    step_s: float | None = None
+    samples_per_s: float | None = None
+    idle_fraction: float | None = None
+    staleness_mean: float | None = None
+    spread_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step_s", "samples_per_s"):
+            if getattr(self, name) is not None:
+                number(f"measured.{name}", getattr(self, name), above=0.0)
+        if self.idle_fraction is not None:
+            number("measured.idle_fraction", self.idle_fraction, at_most=1.0)
+        for name in ("staleness_mean", "spread_fraction"):
+            if getattr(self, name) is not None:
+                number(f"measured.{name}", getattr(self, name))
+        if (self.step_s, self.samples_per_s, self.idle_fraction, self.staleness_mean) == (
+            None,
+        ) * 4:
+            raise InputError(
+                "measured: needs step_s, samples_per_s, idle_fraction or staleness_mean"
+            )
+
+
+class CaseJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The job of a case: what a job file holds, and what one worker alone was seen to do.
+
+    ``workload`` and ``cluster`` may also name one of the cases file's own. With
+    ``one_worker_samples_per_s`` the model's times are shared out of that throughput, which was
+    measured without communication at the job's batch size on its ``device``.
+    """
+
+    model: str | None = None
+    workload: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    batch_size: int | None = None
+    one_worker_samples_per_s: float | None = None
+    cluster: str | None = None
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    workers: int = 1
+    arch: str = "ps"
+    options: dict[str, Any] = {}
+    jitter: str | float | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    start: Start | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.one_worker_samples_per_s is not None:
+            number("one_worker_samples_per_s", self.one_worker_samples_per_s, above=0.0)
+            for name in ("device", "batch_size"):
+                if getattr(self, name) is None:
+                    raise InputError(f"one_worker_samples_per_s: needs {name}")
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One measured job; ``group`` and ``source`` are those of the file where they are not given."""
+
+    name: str
+    job: CaseJob
+    measured: Measured
+    group: str = ""
+    source: Source | None = None
+
+
+class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a cases file holds (schema ``perfmodel.cases/1``).
+
+    ``workloads`` and ``clusters`` are those that its jobs name, beside those of the catalogue.
+    """
+
+    schema: Literal["perfmodel.cases/1"] = "perfmodel.cases/1"
+    name: str
+    source: Source
+    cases: tuple[Case, ...]
+    title: str = ""
+    workloads: dict[str, Profile] = {}
+    clusters: dict[str, Cluster] = {}
+
+    def __post_init__(self) -> None:
+        if not self.cases:
+            raise InputError("cases: at least one is needed")
+        names: set[str] = set()
+        for i, case in enumerate(self.cases):
+            if case.name in names:
+                raise InputError(f"cases[{i}]: a second one is called {case.name!r}")
+            names.add(case.name)
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that is ready to be predicted, and what was measured of it."""
+
+    name: str
+    group: str
+    job: Job
+    measured: Measured
+    source: Source
+
+
+def read_cases(path: str | Path) -> list[Measurement]:
+    """Read a cases file.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.files.read`; also a job that cannot be: with file and case.
+    """
+    path = Path(path)
+    return _ready(files.read(path, Cases, SCHEMA), path.parent, str(path))
+
+
+def shipped_cases() -> list[Measurement]:
+    """The cases that come with the package, of all files."""
+    found: list[Measurement] = []
+    for path in sorted((catalogue.folder() / "cases").iterdir()):
+        if path.suffix in (".json", ".toml"):
+            found += read_cases(path)
+    return found
+
+
+def read_measurements(
+    path: str | Path, workload: str | None = None, cluster: str | None = None
+) -> list[Measurement]:
+    """Read a cases file; or a run, given what it trained and where.
+
+    Raises
+    ------
+    InputError : neither of them, or as :func:`read_cases`.
+    """
+    if workload is None or cluster is None:
+        return read_cases(path)
+    trained = Path(workload) if files.looks_like_path(workload) else workload
+    return [of_run(read_run(path), catalogue.profile(trained), cluster)]
+
+
+def of_run(run: Run, workload: str | Path | Profile, cluster: str | Path | Cluster) -> Measurement:
+    """A run of ``perfmodel measure training`` as a case, given what it trained and where.
+
+    Raises
+    ------
+    InputError : the job cannot be.
+    """
+    made = run.measured
+    spread = made.iteration_std_s / made.iteration_s / (made.iterations * run.workers) ** 0.5
+    return Measurement(
+        name=run.name,
+        group=run.arch,
+        job=api.make_job(workload=workload, cluster=cluster, **run.arguments()),
+        measured=Measured(
+            step_s=made.iteration_s,
+            samples_per_s=made.samples_per_s,
+            idle_fraction=max(0.0, made.idle_fraction),
+            staleness_mean=made.mean_staleness,
+            spread_fraction=spread,
+        ),
+        source=run.source,
+    )
+
+
+def _ready(found: Cases, folder: Path, name: str) -> list[Measurement]:
+    ready = []
+    for case in found.cases:
+        try:
+            job = api.make_job(**_arguments(case, found, folder))
+        except InputError as error:
+            raise InputError(f"{name}: case {case.name!r}: {error}") from None
+        ready.append(
+            Measurement(
+                name=case.name,
+                group=case.group or found.name,
+                job=job,
+                measured=case.measured,
+                source=case.source or found.source,
+            )
+        )
+    return ready
+
+
+def _arguments(case: Case, found: Cases, folder: Path) -> dict[str, Any]:
+    job = case.job
+    given = {
+        name: getattr(job, name)
+        for name in job.__struct_fields__
+        if getattr(job, name) not in (None, (), {})
+    }
+    if job.jitter is not None:
+        given["jitter"] = Jitter.parse(str(job.jitter))
+    if "workload" in given:
+        given["workload"] = _own("workload", given["workload"], found.workloads, folder)
+    if "cluster" in given and given["cluster"] not in catalogue.cluster_names():
+        given["cluster"] = _own("cluster", given["cluster"], found.clusters, folder)
+    alone = given.pop("one_worker_samples_per_s", None)
+    if alone is not None:
+        given["workload"] = _timed(given.pop("model", None) or given["workload"], case, found)
+    return given
+
+
+def _own(what: str, name: str, own: dict[str, Any], folder: Path) -> Any:
+    """What the cases file itself calls so, or the file of that name."""
+    if name in own:
+        return own[name]
+    if files.looks_like_path(name):
+        return folder / name
+    raise unknown_name(what, name, own)
+
+
+def _timed(named: str | Path | Profile, case: Case, found: Cases) -> Profile:
+    """A profile with the case's own measurement of one worker as its only timing."""
+    profile = named if isinstance(named, Profile) else catalogue.profile(named)
+    job = case.job
+    timing = Timing(
+        device=str(job.device),
+        batch_size=int(job.batch_size or 0),
+        precision=job.precision or "float32",
+        samples_per_s=job.one_worker_samples_per_s,
+        source=case.source or found.source,
+    )
+    return msgspec.structs.replace(profile, timings=(timing,))
+
+
+__all__ = [
+    "Case",
+    "CaseJob",
+    "Cases",
+    "Measured",
+    "Measurement",
+    "of_run",
+    "read_cases",
+    "read_measurements",
+    "shipped_cases",
+]

@@ -1,0 +1,185 @@
+"""Predict measured jobs, and say how far off the predictions are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from perfmodel import api
+from perfmodel.errors import InputError
+from perfmodel.prediction import Prediction
+from perfmodel.validation.cases import Measurement
+from perfmodel.validation.scores import MEASURES, Score, Summary, summarise
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCHEMA = "perfmodel.validation/1"
+
+Statistic = Literal["median", "p90", "worst"]
+STATISTICS: tuple[Statistic, ...] = ("median", "p90", "worst")
+
+Progress = Callable[[int, int], None]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A case after its prediction: its scores by measure (see :data:`MEASURES`)."""
+
+    name: str
+    group: str
+    scores: dict[str, Score]
+    source: str
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """Predictions of measured jobs, in the order of the cases."""
+
+    outcomes: tuple[Outcome, ...]
+    fidelity: str
+
+    def __repr__(self) -> str:
+        return f"Validation({len(self.outcomes)} cases in {len(self.groups)} groups)"
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups, in the order of their first cases."""
+        return tuple(dict.fromkeys(outcome.group for outcome in self.outcomes))
+
+    def summaries(self) -> dict[str, dict[str, Summary]]:
+        """Errors by group and measure; with several groups also of ``all`` cases."""
+        found = {
+            group: self._summary([o for o in self.outcomes if o.group == group])
+            for group in self.groups
+        }
+        return found if len(found) == 1 else found | {"all": self._summary(self.outcomes)}
+
+    def _summary(self, outcomes: Sequence[Outcome]) -> dict[str, Summary]:
+        errors = {
+            measure: [o.scores[measure].error for o in outcomes if measure in o.scores]
+            for measure in MEASURES
+        }
+        return {measure: summarise(found) for measure, found in errors.items() if found}
+
+    def beyond(self, tolerance: float, statistic: Statistic = "worst") -> list[str]:
+        """Groups whose error of the step time is above ``tolerance``, a fraction."""
+        found = self.summaries()
+        return [
+            group
+            for group in self.groups
+            if "step_s" in found[group] and getattr(found[group]["step_s"], statistic) > tolerance
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values: ``cases`` and ``groups``."""
+        return {
+            "schema": SCHEMA,
+            "fidelity": self.fidelity,
+            "cases": [
+                {
+                    "name": outcome.name,
+                    "group": outcome.group,
+                    "source": outcome.source,
+                    "measures": {
+                        name: msgspec.to_builtins(score) | {"error": score.error}
+                        for name, score in outcome.scores.items()
+                    },
+                }
+                for outcome in self.outcomes
+            ],
+            "groups": msgspec.to_builtins(self.summaries()),
+        }
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_figure(self) -> Figure:
+        """Predicted against measured step times, a colour for each group.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed, or no case has a step time.
+        """
+        from perfmodel import plot
+
+        points = {
+            group: [
+                (o.scores["step_s"].measured, o.scores["step_s"].predicted)
+                for o in self.outcomes
+                if o.group == group and "step_s" in o.scores
+            ]
+            for group in self.groups
+        }
+        if not any(points.values()):
+            raise InputError("plot: no case has a step time")
+        return plot.against(points, "step time (s)")
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure in the format that a file name's ending asks for (png, svg, pdf)."""
+        from perfmodel import plot
+
+        return plot.image(self.to_figure(), ending)
+
+
+def validate(
+    cases: Sequence[Measurement],
+    *,
+    fidelity: api.Fidelity = "fine",
+    progress: Progress | None = None,
+    **how: Any,
+) -> Validation:
+    """Predict every case and compare.
+
+    Parameters
+    ----------
+    cases : from :func:`perfmodel.validation.read_cases` or made by a program.
+    fidelity, how : as for :func:`perfmodel.predict`.
+    progress : called with (done, expected) before each case and at the end.
+
+    Raises
+    ------
+    InputError : no cases, or as :func:`perfmodel.predict`.
+    """
+    if not cases:
+        raise InputError("cases: at least one is needed")
+    outcomes = []
+    for i, case in enumerate(cases):
+        if progress is not None:
+            progress(i, len(cases))
+        outcomes.append(_outcome(case, api.predict(case.job, fidelity=fidelity, **how)))
+    if progress is not None:
+        progress(len(cases), len(cases))
+    return Validation(outcomes=tuple(outcomes), fidelity=fidelity)
+
+
+def _outcome(case: Measurement, prediction: Prediction) -> Outcome:
+    measured = case.measured
+    samples = case.job.workers * case.job.workload.batch_size
+    pairs = {
+        "step_s": (prediction.iteration_s, measured.step_s),
+        "samples_per_s": (prediction.throughput_samples_per_s, measured.samples_per_s),
+        "idle_fraction": (prediction.idle_fraction.mean, measured.idle_fraction),
+        "staleness_mean": (
+            prediction.staleness.mean if prediction.staleness is not None else None,
+            measured.staleness_mean,
+        ),
+    }
+    # of step time and throughput one follows from the other
+    if measured.step_s is None and measured.samples_per_s is not None:
+        pairs["step_s"] = (prediction.iteration_s, samples / measured.samples_per_s)
+    if measured.samples_per_s is None and measured.step_s is not None:
+        rate = prediction.throughput_samples_per_s
+        pairs["samples_per_s"] = (rate, samples / measured.step_s)
+    return Outcome(
+        name=case.name,
+        group=case.group,
+        scores={
+            name: Score(predicted, seen, MEASURES[name])
+            for name, (predicted, seen) in pairs.items()
+            if predicted is not None and seen is not None
+        },
+        source=case.source.url or case.source.text,
+    )

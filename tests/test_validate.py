@@ -1,0 +1,289 @@
+"""Validation: cases in files, errors and their distribution, the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from perfmodel import InputError, Source, predict
+from perfmodel.cli import cli, main
+from perfmodel.measuring.run import Measured as MeasuredRun
+from perfmodel.measuring.run import Run
+from perfmodel.validation import read_cases, shipped_cases, summarise, validate
+from perfmodel.validation.cases import of_run
+from perfmodel.validation.scores import Score
+
+FILE = """
+schema = "perfmodel.cases/1"
+name = "lab"
+source = { kind = "measured", text = "our own" }
+
+[clusters.lab]
+name = "lab"
+nic = { bandwidth_bytes_per_s = 1.0 }
+source = { kind = "exact", text = "made for a test" }
+
+[workloads.net]
+name = "net"
+gradients = { bytes = 3.0, tensors = 1 }
+source = { kind = "exact", text = "made for a test" }
+
+[[workloads.net.timings]]
+device = "d"
+batch_size = 4
+forward_s = 1.0
+backward_s = 2.0
+source = { kind = "exact", text = "made for a test" }
+
+[[cases]]
+name = "alone"
+job = { workload = "net", cluster = "lab", arch = "ring" }
+measured = { step_s = 2.5, idle_fraction = 0.25 }
+
+[[cases]]
+name = "two"
+group = "ring"
+job = { workload = "net", cluster = "lab", arch = "ring", workers = 2, options.overlap = false }
+measured = { samples_per_s = 1.6 }
+"""
+"""A worker alone takes 3 s. Two of them send 3 bytes each at 1 byte/s after that: 6 s."""
+
+
+def written(folder: Path, text: str = FILE, name: str = "cases.toml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["validate", *map(str, arguments)], catch_exceptions=False)
+
+
+def failing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> str:
+    """Error line of a command that ends with exit code 2."""
+    monkeypatch.setattr("sys.argv", ["perfmodel", "validate", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_errors_by_hand(tmp_path: Path) -> None:
+    alone, two = validate(read_cases(written(tmp_path))).outcomes
+    assert (alone.group, two.group) == ("lab", "ring")
+    found = {name: score.error for name, score in alone.scores.items()}
+    assert found == pytest.approx(
+        {"step_s": 0.2, "samples_per_s": 2.5 / 3 - 1, "idle_fraction": -0.25}
+    )
+    # 8 samples at 1.6 samples/s are 5 s
+    assert two.scores["step_s"].measured == pytest.approx(5.0)
+    assert two.scores["step_s"].error == pytest.approx(0.2)
+    assert two.scores["samples_per_s"].error == pytest.approx(8 / 6 / 1.6 - 1)
+
+
+def test_the_distribution_of_errors() -> None:
+    found = summarise([0.1, -0.2, 0.3, -0.4, 0.5])
+    assert (found.n, found.median, found.worst) == (5, 0.3, 0.5)
+    assert found.p90 == pytest.approx(0.46)
+    assert found.bias == pytest.approx(0.06)
+    assert summarise([-0.1, 0.1]).bias == 0.0
+    assert Score(2.0, 4.0, relative=True).error == -0.5
+    assert Score(2.0, 4.0, relative=False).error == -2.0
+
+
+def test_predictions_are_those_of_predict(tmp_path: Path) -> None:
+    cases = read_cases(written(tmp_path))
+    for case, outcome in zip(cases, validate(cases).outcomes, strict=True):
+        assert outcome.scores["step_s"].predicted == predict(case.job).iteration_s
+
+
+def test_json_says_all_of_it(tmp_path: Path) -> None:
+    found = json.loads(run(written(tmp_path), "--json").output)
+    assert found["schema"] == "perfmodel.validation/1"
+    assert [case["name"] for case in found["cases"]] == ["alone", "two"]
+    assert set(found["groups"]) == {"lab", "ring", "all"}
+    assert found["groups"]["all"]["step_s"] == pytest.approx(
+        {"n": 2, "median": 0.2, "p90": 0.2, "worst": 0.2, "bias": 0.2}
+    )
+    assert found["cases"][0]["measures"]["step_s"] == pytest.approx(
+        {"predicted": 3.0, "measured": 2.5, "relative": True, "error": 0.2}
+    )
+
+
+@pytest.mark.parametrize("statistic", [[], ["--statistic", "median"], ["--statistic", "p90"]])
+@pytest.mark.parametrize(("tolerance", "code"), [("25%", 0), ("0.21", 0), ("15%", 1)])
+def test_the_exit_code_says_whether_errors_are_tolerable(
+    tmp_path: Path, statistic: list[str], tolerance: str, code: int
+) -> None:
+    done = run(written(tmp_path), "--tolerance", tolerance, *statistic)
+    assert done.exit_code == code
+    assert ("above" in done.stderr) is (code == 1)
+
+
+def test_the_process_ends_with_that_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(written(tmp_path))
+    for tolerance, code in (("15%", 1), ("25%", 0)):
+        monkeypatch.setattr("sys.argv", ["perfmodel", "validate", path, "--tolerance", tolerance])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == code
+
+
+def test_tables_show_cases_and_groups(tmp_path: Path) -> None:
+    shown = run(written(tmp_path)).output
+    assert "alone" in shown
+    assert "+20.0%" in shown
+    assert "-25.0 points" in shown
+    assert shown.count("ring") >= 2
+
+
+def test_shipped_cases_are_predicted_as_published() -> None:
+    """Their errors are stated in the documentation: they may not grow unseen."""
+    answer = validate(shipped_cases(), fidelity="fine")
+    assert len(answer.outcomes) >= 20
+    found = answer.summaries()["all"]["step_s"]
+    assert found.median < 0.06
+    assert found.p90 < 0.16
+    assert all(case.source.text for case in shipped_cases())
+
+
+def test_what_one_worker_did_is_all_a_case_needs_to_know(tmp_path: Path) -> None:
+    text = FILE.replace(
+        'job = { workload = "net", cluster = "lab", arch = "ring" }',
+        'job = { model = "resnet50", device = "ours", batch_size = 8, cluster = "lab", '
+        'one_worker_samples_per_s = 2.0, arch = "ring" }',
+    )
+    case = read_cases(written(tmp_path, text))[0]
+    assert case.job.workload.device == "ours"
+    assert predict(case.job).iteration_s == pytest.approx(4.0)
+    assert len(case.job.workload.layers) > 50
+
+
+def test_a_run_is_a_case() -> None:
+    case = read_cases_of_text()
+    measured = MeasuredRun(
+        iterations=50,
+        warmup=5,
+        iteration_s=5.0,
+        iteration_std_s=0.5,
+        worker_iteration_s=(5.0, 5.0),
+        samples_per_s=1.6,
+        compute_s=3.0,
+        idle_fraction=0.4,
+    )
+    ran = Run(
+        name="two",
+        workload="net",
+        batch_size=4,
+        workers=2,
+        arch="ring",
+        options={"overlap": False},
+        measured=measured,
+        source=Source("measured", "made for a test"),
+    )
+    answer = validate([of_run(ran, case.job.workload, case.job.cluster)])
+    assert answer.outcomes[0].scores["step_s"].error == pytest.approx(0.2)
+    assert answer.outcomes[0].scores["idle_fraction"].error == pytest.approx(0.1)
+    assert answer.groups == ("ring",)
+
+
+def read_cases_of_text() -> Any:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        return read_cases(written(Path(folder)))[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('arch = "ring" }', 'arch = "rin" }', "case 'alone': unknown architecture 'rin'"),
+        ("step_s = 2.5", "step_s = -2.5", "step_s: must be more than 0, got -2.5"),
+        ("step_s = 2.5", "step_s = nan", "step_s: expected a finite number"),
+        ("step_s = 2.5", "stepp_s = 2.5", "unknown key 'stepp_s'; did you mean 'step_s'?"),
+        ("step_s = 2.5, idle_fraction = 0.25", "", "measured: needs step_s"),
+        ("idle_fraction = 0.25", "idle_fraction = 1.25", "idle_fraction: must be at most 1"),
+        ('name = "two"', 'name = "alone"', "cases[1]: a second one is called 'alone'"),
+        ('"perfmodel.cases/1"', '"perfmodel.cases/2"', "schema: expected 'perfmodel.cases/1'"),
+        (
+            'workload = "net", cluster = "lab", arch',
+            'workload = "nt", cluster = "lab", arch',
+            "'nt'",
+        ),
+        (
+            'cluster = "lab", arch',
+            'one_worker_samples_per_s = 3.0, cluster = "lab", arch',
+            "device",
+        ),
+    ],
+)
+def test_errors_say_where_and_what(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    new: str,
+    said: str,
+) -> None:
+    assert old in FILE
+    path = written(tmp_path, FILE.replace(old, new, 1))
+    line = failing(capsys, monkeypatch, str(path))
+    assert line.startswith(f"perfmodel: error: {path}: ")
+    assert said in line
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere.toml"], "nowhere.toml: cannot read"),
+        (["--workload", "w.json"], "--workload and --cluster"),
+        (["--workload", "w.json", "--cluster", "ethernet-10g"], "needs the files of runs"),
+        (["--statistic", "median"], "--statistic: needs --tolerance"),
+        (["--tolerance", "-1%"], "--tolerance"),
+        (["--plot", "cases.txt"], "cannot write 'txt' files"),
+    ],
+)
+def test_wrong_options(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in failing(capsys, monkeypatch, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_cases_are_refused() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        validate([])
+
+
+def test_the_picture_shows_every_case(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    answer = validate(read_cases(written(tmp_path)))
+    axes = answer.to_figure().axes[0]
+    drawn = {tuple(point) for cloud in axes.collections[1:] for point in cloud.get_offsets()}
+    assert drawn == {(2.5, 3.0), (5.0, 6.0)}
+    out = tmp_path / "picture.png"
+    run(tmp_path / "cases.toml", "--plot", out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_canary_a_case_that_is_off_is_seen(tmp_path: Path) -> None:
+    cases = read_cases(written(tmp_path))
+    right = msgspec.structs.replace(cases[0].measured, step_s=3.0)
+    good = validate([msgspec.structs.replace(cases[0], measured=right)])
+    assert math.isclose(good.outcomes[0].scores["step_s"].error, 0.0, abs_tol=1e-12)
+    assert good.beyond(1e-9) == []
+    assert validate(cases[:1]).beyond(1e-9) == ["lab"]
