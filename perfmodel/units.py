@@ -80,10 +80,14 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
 
 
 def dimension_of(field: str) -> str | None:
-    """The dimension that a name's suffix promises (``latency_s`` -> ``s``), or None."""
+    """The dimension that a name's suffix promises, or None.
+
+    >>> dimension_of("latency_s"), dimension_of("samples_per_s")
+    ('s', None)
+    """
     for dimension in ("bytes_per_s", "flop_per_s", "bytes", "s"):
         if field == dimension or field.endswith("_" + dimension):
-            return dimension
+            return None if dimension == "s" and field.endswith("_per_s") else dimension
     return None
 
 
