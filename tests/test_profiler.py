@@ -1,291 +1,703 @@
-"""The layer profiler on a tiny network whose layers are known by construction."""
+"""The profiler around loops whose times are known: a clock that only their modules move."""
 
 from __future__ import annotations
 
-import sys
-import time
-from types import SimpleNamespace
+import contextlib
+import itertools
+import math
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the profiler measures PyTorch models")
 
-from perfmodel import profiler  # noqa: E402
 from perfmodel.errors import InputError  # noqa: E402
+from perfmodel.profile import read_profile, timings_on  # noqa: E402
+from perfmodel.profiler import Profiler, marks  # noqa: E402
+from perfmodel.workload import resolve  # noqa: E402
+from tests.profiled import (  # noqa: E402
+    SAMPLES,
+    Time,
+    Wait,
+    Work,
+    all_parts_s,
+    hooks,
+    inputs,
+    sgd,
+    trained,
+)
 
-BATCH = 4
-SLEEP_S = 0.02
-
-
-class Sleep(torch.nn.Module):
-    """Parameterless; waits in the forward pass."""
-
-    def forward(self, x: Any) -> Any:
-        time.sleep(SLEEP_S)
-        return x
-
-
-class SleepBackward(torch.autograd.Function):
-    """Identity that waits in the backward pass."""
-
-    @staticmethod
-    def forward(_context: Any, x: Any) -> Any:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(_context: Any, gradient: Any) -> Any:
-        time.sleep(SLEEP_S)
-        return gradient
+near = pytest.approx
 
 
-class Slow(torch.nn.Module):
-    """Parameterless; waits in the backward pass."""
-
-    def forward(self, x: Any) -> Any:
-        return SleepBackward.apply(x)
-
-
-def network(*after_batchnorm: Any) -> Any:
+def chain(time: Time) -> Any:
+    """A wait, a layer, a wait, a layer, a wait."""
     return torch.nn.Sequential(
+        Wait(time, 0.5, 0.25),
+        Work(time, 1.0, 2.0),
+        Wait(time, 0.125, 0.0625),
+        Work(time, 3.0, 4.0),
+        Wait(time, 8.0, 16.0),
+    )
+
+
+def layer_names(profiler: Profiler) -> list[str]:
+    return [layer.name for layer in profiler.profile().layers]
+
+
+# --- shares ------------------------------------------------------------------------------------
+
+
+def test_every_part_is_exact() -> None:
+    time = Time()
+    model = chain(time)
+    loss = Wait(time, 100.0, 200.0)
+
+    def step(profiler: Profiler) -> None:
+        with profiler.loading():
+            time.spend(10.0)
+        with profiler.copying():
+            time.spend(20.0)
+        time.spend(30.0)
+        output = model(inputs())
+        loss(output).sum().backward()
+        time.spend(40.0)
+
+    def whole(profiler: Profiler) -> None:
+        step(profiler)
+        time.spend(1000.0)
+
+    profiler = trained(model, time, whole, update_s=5.0)
+    average = profiler.average()
+    # what comes before the first layer is the first layer's, what follows a layer is that layer's
+    assert average.forward_s == near((0.5 + 1.0 + 0.125, 3.0 + 8.0))
+    # gradients of the last layer are ready after the wait behind it; the first wait's backward
+    # comes after the last gradient
+    assert average.backward_s == near((0.0625 + 2.0, 16.0 + 4.0))
+    assert average.optimizer_s == near(5.0)
+    assert average.loading_s == near(10.0)
+    assert average.copy_s == near(20.0)
+    assert average.other_s == near(
+        {"before forward": 30.0, "loss": 300.0, "before optimizer": 0.25 + 40.0 + 1000.0}
+    )
+    assert set(average.forward_std_s + average.backward_std_s) == {0.0}
+    assert average.step_s == near(all_parts_s(average))
+    assert average.step_std_s == near(0.0)
+    timing = profiler.profile().timings[0]
+    assert timing.total_s + timing.data_loading_s == near(average.step_s)
+    assert "other: 76% before optimizer, 22% loss, 2% before forward" in timing.source.text
+
+
+def test_parts_add_up_to_what_the_clock_says() -> None:
+    time = Time(per_mark_s=0.001)  # which also makes every hook take time
+    model = chain(time)
+    starts = []
+
+    def step(_: Profiler) -> None:
+        starts.append(time.now_ns)
+        model(inputs()).sum().backward()
+
+    average = trained(model, time, step, iterations=5).average()
+    steps = [(b - a) * 1e-9 for a, b in itertools.pairwise(starts)][1:]
+    # the marks that end a step and begin the next are a millisecond from each other
+    assert average.step_s == near(sum(steps) / len(steps) - 0.001)
+    assert average.step_s == near(all_parts_s(average))
+
+
+def test_canary_undeclared_time_is_seen() -> None:
+    time = Time()
+    model = chain(time)
+    model[1].forward_s = 1.5
+    assert trained(model, time).average().forward_s != near((1.625, 11.0))
+
+
+def test_spread_is_that_of_the_steps() -> None:
+    time = Time()
+    model = torch.nn.Sequential(Work(time, 1.0, 0.0), Work(time, 0.0, 1.0))
+    seconds = iter([9.0, 9.0, 1.0, 3.0])
+
+    def step(_: Profiler) -> None:
+        model[0].forward_s = next(seconds)
+        model(inputs()).sum().backward()
+
+    average = trained(model, time, step, warmup=2).average()
+    assert average.steps == 2
+    assert average.forward_s == near((2.0, 0.0))
+    assert average.forward_std_s == near((math.sqrt(2.0), 0.0))
+    assert average.backward_std_s == near((0.0, 0.0))
+    assert average.step_std_s == near(math.sqrt(2.0))
+
+
+def test_unmarked_time_before_forward_is_loading() -> None:
+    time = Time()
+    model = chain(time)
+
+    def step(_: Profiler) -> None:
+        time.spend(7.0)
+        model(inputs()).sum().backward()
+
+    average = trained(model, time, step).average()
+    assert average.loading_s == near(7.0)
+    assert "before forward" not in average.other_s
+
+
+def test_a_loader_is_loading() -> None:
+    time = Time()
+    model = chain(time)
+    optimizer = sgd(model, time)
+
+    def batches() -> Any:
+        for _ in range(5):
+            time.spend(6.0)
+            yield inputs()
+
+    with Profiler(model, optimizer, warmup=1, clock=time.clock) as profiler:
+        for batch in profiler.loader(batches()):
+            model(batch).sum().backward()
+            optimizer.step()
+            profiler.step()
+    assert profiler.measured == 4
+    assert profiler.average().loading_s == near(6.0)
+
+
+def test_a_pause_does_not_count() -> None:
+    time = Time()
+    model = chain(time)
+    seen = []
+
+    def step(profiler: Profiler) -> None:
+        with profiler.paused():
+            seen.append(hooks(model) if len(seen) else 0)  # the first step looks for layers
+            model(inputs())
+            time.spend(1000.0)
+        model(inputs()).sum().backward()
+
+    average = trained(model, time, step).average()
+    assert set(seen) == {0}
+    assert average.forward_s == near((1.625, 11.0))
+    assert average.step_s < 100.0
+
+
+# --- layers ------------------------------------------------------------------------------------
+
+
+def test_layers_are_exact() -> None:
+    time = Time()
+    model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding=1),
         torch.nn.ReLU(),
         torch.nn.BatchNorm2d(8),
-        *after_batchnorm,
+        torch.nn.ReLU(inplace=True),
         torch.nn.Flatten(),
         torch.nn.Linear(8 * 6 * 6, 5),
     )
 
+    def step(_: Profiler) -> None:
+        model(torch.randn(SAMPLES, 3, 6, 6)).sum().backward()
 
-def run(model: Any, **keywords: Any) -> dict[str, Any]:
-    """Profile 3 steps of a model that takes images of 3 x 6 x 6; keywords change arguments."""
-    arguments: dict[str, Any] = {
-        "loss": torch.nn.functional.cross_entropy,
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
-        "batch_size": BATCH,
-        "device_name": "test",
-        "steps": 3,
-        "warmup": 1,
-    }
-    inputs, targets = torch.randn(BATCH, 3, 6, 6), torch.randint(0, 5, (BATCH,))
-    return profiler.profile(model, inputs, targets, **(arguments | keywords))
-
-
-def hooks(model: Any) -> int:
-    """Count the hooks on all modules and parameters of a model."""
-    count = 0
-    for module in model.modules():
-        count += len(module._forward_pre_hooks) + len(module._forward_hooks)
-    for parameter in model.parameters():
-        count += len(parameter._post_accumulate_grad_hooks or ())
-    return count
-
-
-def test_layers_are_exact() -> None:
-    model = network()
-    found = profiler.layers(model, torch.randn(BATCH, 3, 6, 6))
-    assert [(layer["name"], layer["kind"]) for layer in found] == [
+    found = trained(model, time, step).profile().layers
+    assert [(layer.name, layer.kind) for layer in found] == [
         ("0", "conv2d"),
         ("2", "batchnorm2d"),
-        ("4", "linear"),
+        ("5", "linear"),
     ]
-    assert [layer["tensors"] for layer in found] == [
-        [{"name": "0.weight", "bytes": 8 * 3 * 9 * 4}, {"name": "0.bias", "bytes": 8 * 4}],
-        [{"name": "2.weight", "bytes": 8 * 4}, {"name": "2.bias", "bytes": 8 * 4}],
-        [{"name": "4.weight", "bytes": 5 * 288 * 4}, {"name": "4.bias", "bytes": 5 * 4}],
+    assert [[(t.name, t.bytes) for t in layer.tensors] for layer in found] == [
+        [("0.weight", 8 * 3 * 9 * 4), ("0.bias", 8 * 4)],
+        [("2.weight", 8 * 4), ("2.bias", 8 * 4)],
+        [("5.weight", 5 * 288 * 4), ("5.bias", 5 * 4)],
     ]
-    # two operations per multiply-add; batch normalisation two per element
-    assert [layer["forward_flop"] for layer in found] == [2 * 288 * 27, 2 * 288, 2 * 288 * 5]
-    # convolution and ReLU each make a tensor; the view made by Flatten costs nothing
-    assert [layer["activation_bytes"] for layer in found] == [2 * 288 * 4, 288 * 4, 5 * 4]
-    assert hooks(model) == 0
+    # two for a multiply-add, and for an element that batch normalisation puts out
+    assert [layer.forward_flop for layer in found] == [2 * 288 * 27, 2 * 288, 2 * 288 * 5]
+    # convolution and ReLU each make a tensor; work in place, and the view of Flatten, make none
+    assert [layer.activation_bytes for layer in found] == [2 * 288 * 4, 288 * 4, 5 * 4]
 
 
-def test_work_in_place_needs_no_memory() -> None:
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 1), torch.nn.ReLU(inplace=True))
-    (layer,) = profiler.layers(model, torch.randn(BATCH, 3, 6, 6))
-    assert layer["activation_bytes"] == 8 * 6 * 6 * 4
-
-
-def test_layers_leave_the_model_alone() -> None:
-    model = network()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    profiler.layers(model, torch.randn(BATCH, 3, 6, 6))
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert model.training
-
-
-def test_shared_and_frozen_parameters() -> None:
-    class Twice(torch.nn.Module):
+def test_flop_of_attention_and_embeddings() -> None:
+    class Attention(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.unused = torch.nn.Linear(6, 6)
-            self.second = torch.nn.Linear(6, 6)
-            self.first = torch.nn.Linear(6, 6, bias=False)
-            self.tied = torch.nn.Linear(6, 6, bias=False)
-            self.tied.weight = self.first.weight
-            self.frozen = torch.nn.Linear(6, 6).requires_grad_(False)
+            self.words = torch.nn.Embedding(11, 8)
+            self.project = torch.nn.Linear(8, 24, bias=False)
 
-        def forward(self, x: Any) -> Any:
-            return self.second(self.tied(self.frozen(self.first(self.first(x)))))
+        def forward(self, tokens: Any) -> Any:
+            q, k, v = self.project(self.words(tokens)).view(-1, 5, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
-    model = Twice()
-    found = profiler.layers(model, torch.randn(BATCH, 6))
-    assert [layer["name"] for layer in found] == ["first", "second"]  # in order of execution
-    assert [len(layer["tensors"]) for layer in found] == [1, 2]
-    assert found[0]["forward_flop"] == 2 * 2 * 36  # runs twice
+    model = Attention()
 
+    def step(_: Profiler) -> None:
+        model(torch.zeros(SAMPLES, 5, dtype=torch.long)).sum().backward()
 
-def test_profile_has_one_value_per_layer() -> None:
-    model = network()
-    timing = run(model, steps=3, data_loading_s=0.5, description="a test")
-    for key in ("forward_s", "forward_std_s", "backward_s", "backward_std_s"):
-        assert len(timing[key]) == 3
-        assert all(value >= 0.0 for value in timing[key])
-    assert all(value > 0.0 for value in timing["forward_s"] + timing["backward_s"])
-    assert timing["optimizer_s"] > 0.0
-    assert timing["data_loading_s"] == 0.5
-    assert (timing["device"], timing["precision"]) == ("test", "float32")
-    assert timing["batch_size"] == BATCH
-    assert timing["source"]["kind"] == "measured"
-    assert timing["source"]["text"] == "a test, 3 steps after 1 warm-up steps"
-    assert hooks(model) == 0
-    assert all(parameter.grad is None for parameter in model.parameters())
+    words, project = trained(model, Time(), step).profile().layers
+    assert words.forward_flop == 0
+    # 5 tokens, 2 heads of 4: queries by keys, and weights by values
+    assert project.forward_flop == 2 * 5 * 8 * 24 + 2 * (2 * 2 * 5 * 5 * 4)
 
 
-@pytest.fixture
-def waits_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the profiler see a clock that only waiting moves, so that times are exact."""
-    now = [0]
+def test_shared_parameters_are_one_tensor_ready_at_the_end() -> None:
+    time = Time()
 
-    def sleep(seconds: float) -> None:
-        now[0] += round(seconds * 1e9)
-
-    monkeypatch.setattr(profiler, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
-    monkeypatch.setattr(sys.modules[__name__], "time", SimpleNamespace(sleep=sleep))
-
-
-def test_waiting_belongs_to_the_layer_before_it() -> None:
-    timing = run(network(Sleep(), Slow()))
-    # a loaded machine only makes these longer
-    assert timing["forward_s"][1] >= 0.9 * SLEEP_S
-    assert timing["backward_s"][1] >= 0.9 * SLEEP_S
-
-
-@pytest.mark.usefixtures("waits_only")
-def test_shares_are_exact() -> None:
-    timing = run(network(Sleep(), Slow()))
-    assert timing["forward_s"] == pytest.approx([0.0, SLEEP_S, 0.0])
-    # after the gradients of the linear layer are complete
-    assert timing["backward_s"] == pytest.approx([0.0, SLEEP_S, 0.0])
-    assert timing["forward_std_s"] == timing["backward_std_s"] == [0.0, 0.0, 0.0]
-    assert timing["optimizer_s"] == 0.0
-
-
-@pytest.mark.usefixtures("waits_only")
-def test_nothing_is_lost() -> None:
-    def loss(outputs: Any, targets: Any) -> Any:
-        time.sleep(10 * SLEEP_S)
-        return torch.nn.functional.cross_entropy(outputs, targets)
-
-    model = torch.nn.Sequential(Sleep(), network(Sleep()), Sleep(), Slow())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer.register_step_post_hook(lambda *_: time.sleep(3 * SLEEP_S))
-    timing = run(model, loss=loss, optimizer=optimizer)
-    # the first layer has what comes before it, the last one what comes after it and the loss
-    assert timing["forward_s"] == pytest.approx([SLEEP_S, SLEEP_S, 11 * SLEEP_S])
-    assert timing["backward_s"] == pytest.approx([0.0, 0.0, SLEEP_S])
-    assert timing["optimizer_s"] == pytest.approx(3 * SLEEP_S)
-    parts = sum(timing["forward_s"]) + sum(timing["backward_s"]) + timing["optimizer_s"]
-    whole = profiler.step_times(
-        model,
-        torch.randn(BATCH, 3, 6, 6),
-        torch.randint(0, 5, (BATCH,)),
-        loss=loss,
-        optimizer=optimizer,
-        steps=2,
-        warmup=1,
-    )
-    assert whole == pytest.approx([parts, parts])
-
-
-@pytest.mark.usefixtures("waits_only")
-def test_branches_are_timed_by_when_their_gradients_are_ready() -> None:
-    class Branches(torch.nn.Module):
+    class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.left = torch.nn.Linear(108, 5)
-            self.right = torch.nn.Linear(108, 5)
-            self.slow = Slow()
+            self.first = Work(time, 1.0, 2.0)
+            self.second = Work(time, 4.0, 8.0)
+            self.third = Work(time, 16.0, 32.0)
+            self.third.weight = self.first.weight
 
         def forward(self, x: Any) -> Any:
-            x = x.flatten(1)
-            return self.slow(self.left(x)) + self.right(x)
+            return self.third(self.second(self.first(x)))
 
-    timing = run(Branches())
-    assert timing["backward_s"] == pytest.approx([SLEEP_S, 0.0])
-
-
-@pytest.mark.usefixtures("waits_only")
-@pytest.mark.parametrize(("max_steps", "done"), [(None, 3), (5, 5), (50, 43)])
-def test_measures_longer_when_steps_differ(max_steps: int | None, done: int) -> None:
-    waits = iter([1.0, 1.0, 2.0] + 50 * [1.0])
-
-    def loss(outputs: Any, targets: Any) -> Any:
-        time.sleep(next(waits))
-        return torch.nn.functional.cross_entropy(outputs, targets)
-
-    timing = run(network(), loss=loss, warmup=0, max_steps=max_steps)
-    assert timing["source"]["text"] == f"{done} steps after 0 warm-up steps"
+    profiler = trained(Tied(), time)
+    found = profiler.profile().layers
+    assert [[t.name for t in layer.tensors] for layer in found] == [
+        ["first.weight"],
+        ["second.weight"],
+    ]
+    average = profiler.average()
+    assert average.forward_s == near((1.0, 4.0 + 16.0))
+    assert average.backward_s == near((2.0, 32.0 + 8.0))
+    assert any(note.endswith("the time is of the layer before: third") for note in profiler.notes)
 
 
-def test_hooks_are_removed_after_an_error() -> None:
+def test_a_module_that_runs_twice_has_both_times() -> None:
+    time = Time()
+    inner = Work(time, 1.0, 2.0)
+    model = torch.nn.Sequential(inner, Work(time, 4.0, 8.0), inner)
+    average = trained(model, time).average()
+    assert average.forward_s == near((2.0, 4.0))
+    # its gradient is complete when both are done
+    assert average.backward_s == near((2.0, 2.0 + 8.0))
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_frozen_layers_are_their_neighbours(frozen: int) -> None:
+    time = Time()
+    model = torch.nn.Sequential(Work(time, 1.0, 2.0), Work(time, 4.0, 8.0), Work(time, 16.0, 32.0))
+    model[frozen].requires_grad_(False)
+    profiler = trained(model, time)
+    average = profiler.average()
+    assert layer_names(profiler) == [str(i) for i in range(3) if i != frozen]
+    # forward: of the layer before, or of the first; backward: of the layer whose gradient follows
+    expected = {
+        0: ((1.0 + 4.0, 16.0), (8.0, 32.0)),
+        1: ((1.0 + 4.0, 16.0), (8.0 + 2.0, 32.0)),
+        2: ((1.0, 4.0 + 16.0), (2.0, 32.0 + 8.0)),
+    }[frozen]
+    assert (average.forward_s, average.backward_s) == (near(expected[0]), near(expected[1]))
+    assert average.step_s == near(all_parts_s(average))
+
+
+def test_layers_are_in_the_reverse_order_of_their_gradients() -> None:
+    time = Time()
+
+    class Late(torch.nn.Module):
+        """Owns a scale that it applies after its child."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Work(time, 1.0, 2.0)
+            self.scale = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x) * self.scale
+
+    profiler = trained(torch.nn.Sequential(Work(time, 4.0, 8.0), Late()), time)
+    assert layer_names(profiler) == ["0", "1.inner", "1"]
+    assert profiler.average().backward_s == near((8.0, 2.0, 0.0))
+    assert any(note.startswith("layers are in the reverse order") for note in profiler.notes)
+    assert not any("reverse order" in note for note in trained(chain(time), time).notes)
+
+
+def test_unused_parameters_are_left_out_and_named() -> None:
+    time = Time()
+
+    class Part(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = Work(time, 1.0, 1.0)
+            self.never = Work(time, 1.0, 1.0)
+            self.aside = Work(time, 2.0, 2.0)
+
+        def forward(self, x: Any) -> Any:
+            x = self.used(x)
+            self.aside(x)
+            return x
+
+    profiler = trained(Part(), time)
+    assert layer_names(profiler) == ["used"]
+    assert profiler.average().forward_s == near((3.0,))
+    note = "2 parameters got no gradient and are left out: never.weight, aside.weight"
+    assert note in profiler.notes
+    assert note in profiler.profile().timings[0].source.text
+
+
+def test_parameters_of_modules_around_and_of_modules_that_are_not_called() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = torch.nn.Parameter(torch.zeros(1, 1, 8))
+            self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+            self.scales = torch.nn.ParameterList([torch.ones(8), torch.ones(8)])
+
+        def forward(self, x: Any) -> Any:
+            x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+            for scale in self.scales:
+                x = x * scale
+            return self.attention(x, x, x)[0]
+
+    model = Model()
+
+    def step(_: Profiler) -> None:
+        model(torch.randn(SAMPLES, 5, 8)).sum().backward()
+
+    profile = trained(model, Time(), step).profile()
+    assert [layer.name for layer in profile.layers] == ["model", "attention"]
+    names = [tensor.name for layer in profile.layers for tensor in layer.tensors]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    assert profile.parameter_bytes == sum(4 * p.numel() for p in model.parameters())
+
+
+# --- steps of other shapes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_each_pass", [False, True])
+def test_accumulation_is_found(at_each_pass: bool) -> None:
+    time = Time()
+    model = chain(time)
+    optimizer = sgd(model, time, 5.0)
+    with Profiler(model, optimizer, warmup=1, clock=time.clock) as profiler:
+        for i in range(12):
+            time.spend(1.0)
+            model(inputs()).sum().backward()
+            if i % 3 == 2:
+                optimizer.step()
+            if at_each_pass or i % 3 == 2:
+                profiler.step()
+    timing = profiler.profile().timings[0]
+    assert (timing.accumulation, timing.batch_size) == (3, 3 * SAMPLES)
+    average = profiler.average()
+    assert average.steps == 3
+    assert average.forward_s == near((3 * 1.625, 3 * 11.0))
+    assert average.backward_s == near((3 * 2.0625, 3 * 20.0))
+    # the wait before the first layer goes backward after the last gradient, and so between passes
+    assert average.loading_s == near(3 * 1.0 + 2 * 0.25)
+    assert average.step_s == near(all_parts_s(average))
+
+
+def test_accumulation_that_is_given_holds() -> None:
+    time = Time()
+    model = chain(time)
+
+    def step(_: Profiler) -> None:
+        for _ in range(2):  # two losses
+            model(inputs()).sum().backward()
+
+    timing = trained(model, time, step, accumulation=1).profile().timings[0]
+    assert (timing.accumulation, timing.batch_size) == (1, SAMPLES)
+
+
+def test_several_forward_passes_and_one_backward() -> None:
+    time = Time()
+    model = chain(time)
+
+    def step(_: Profiler) -> None:
+        first = model(inputs())
+        time.spend(50.0)
+        (first - model(inputs())).sum().backward()
+
+    profiler = trained(model, time, step)
+    average = profiler.average()
+    assert average.forward_s == near((2 * 1.625, 2 * 11.0))
+    assert average.other_s["elsewhere"] == near(50.0)
+    assert profiler.profile().timings[0].batch_size == SAMPLES
+    assert average.step_s == near(all_parts_s(average))
+
+
+class Checkpointed(torch.nn.Module):
+    """Its middle is run again in the backward pass."""
+
+    def __init__(self, time: Time, reentrant: bool) -> None:
+        super().__init__()
+        self.first = Work(time, 1.0, 2.0)
+        self.middle = torch.nn.Sequential(Work(time, 4.0, 8.0), Work(time, 16.0, 32.0))
+        self.reentrant = reentrant
+
+    def forward(self, x: Any) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.middle, self.first(x), use_reentrant=self.reentrant)
+
+
+# not reentrant it stops as soon as it has what backward needs: the product of the last layer
+@pytest.mark.parametrize(("reentrant", "again_s"), [(False, 4.0), (True, 4.0 + 16.0)])
+def test_recomputing_is_backward(reentrant: bool, again_s: float) -> None:
+    time = Time()
+    profiler = trained(Checkpointed(time, reentrant), time)
+    average = profiler.average()
+    assert layer_names(profiler) == ["first", "middle.0", "middle.1"]
+    assert average.forward_s == near((1.0, 4.0, 16.0))
+    assert average.backward_s == near((2.0, 8.0, 32.0 + again_s))
+    made = [layer.activation_bytes for layer in profiler.profile().layers]
+    assert made == [made[0]] * 3
+    assert average.step_s == near(all_parts_s(average))
+
+
+def test_canary_recomputing_taken_for_forward_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "in_backward", lambda: lambda: False)
+    time = Time()
+    average = trained(Checkpointed(time, False), time).average()
+    assert average.forward_s != near((1.0, 4.0, 16.0))
+
+
+def test_an_output_that_the_loss_does_not_take() -> None:
+    time = Time()
+
+    class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Work(time, 1.0, 2.0)
+
+        def forward(self, x: Any) -> float:
+            self.kept = self.inner(x)
+            return 0.0
+
+    model = Hidden()
+
+    def step(_: Profiler) -> None:
+        model(inputs())
+        model.kept.sum().backward()
+
+    average = trained(model, time, step).average()
+    assert (average.forward_s, average.step_s) == (near((1.0,)), near(3.0))
+
+
+def test_parts_of_a_model_that_are_called_from_outside() -> None:
+    time = Time()
+    model = torch.nn.ModuleDict({"a": Work(time, 1.0, 2.0), "b": Work(time, 4.0, 8.0)})
+
+    def step(_: Profiler) -> None:
+        x = model["a"](inputs())
+        time.spend(50.0)
+        model["b"](x).sum().backward()
+
+    average = trained(model, time, step).average()
+    assert average.forward_s == near((1.0, 4.0))
+    assert average.other_s["elsewhere"] == near(50.0)
+    assert average.step_s == near(all_parts_s(average))
+
+
+def test_mixed_precision() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
+
+    def step(_: Profiler) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(inputs()).sum()
+        loss.backward()
+
+    profile = trained(model, Time(), step).profile()
+    assert profile.timings[0].precision == "mixed"
+    assert profile.parameter_bytes == 4 * (15 + 5 + 5 + 1)
+    half = torch.nn.Sequential(torch.nn.Linear(3, 1)).bfloat16()
+
+    def low(_: Profiler) -> None:
+        half(inputs().bfloat16()).sum().backward()
+
+    profile = trained(half, Time(), low).profile()
+    assert (profile.timings[0].precision, profile.parameter_bytes) == ("bf16", 2 * (3 + 1))
+
+
+def test_batch_size_is_found_or_given() -> None:
+    time = Time()
+    found = trained(chain(time), time)
+    assert found.profile().timings[0].batch_size == SAMPLES
+    assert "batch size as the model's first argument has it" in found.notes
+    given = trained(chain(time), time, batch_size=12)
+    assert given.profile().timings[0].batch_size == 12
+    assert given.notes == []
+
+
+def test_an_incomplete_batch_is_left_out() -> None:
+    time = Time()
+    model = chain(time)
+    sizes = iter([4, 4, 4, 4, 1])
+
+    def step(_: Profiler) -> None:
+        size = next(sizes)
+        time.spend(float(size == 1))
+        model(inputs(size)).sum().backward()
+
+    profiler = trained(model, time, step, iterations=5)
+    assert profiler.average().steps == 3
+    assert profiler.average().loading_s == near(0.0)
+    assert "1 steps of another number of samples or passes are left out" in profiler.notes
+
+
+def test_state_of_optimizers() -> None:
+    time = Time()
+
+    def fraction(make: Any) -> float:
+        model = chain(time)
+        optimizer = make(model.parameters())
+        with Profiler(model, optimizer, warmup=1, clock=time.clock) as profiler:
+            for _ in range(3):
+                model(inputs()).sum().backward()
+                optimizer.step()
+                profiler.step()
+        return profiler.profile().optimizer_state_bytes_per_parameter_byte
+
+    assert fraction(lambda p: torch.optim.SGD(p, lr=0.1)) == 0.0
+    assert fraction(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)) == 1.0
+    assert fraction(lambda p: torch.optim.Adam(p)) == 2.0
+
+
+# --- hooks -------------------------------------------------------------------------------------
+
+
+def test_hooks_are_gone_after_the_block_and_after_enough_steps() -> None:
+    time = Time()
+    model = chain(time)
+    seen = []
+
+    def step(profiler: Profiler) -> None:
+        seen.append(hooks(model))
+        model(inputs()).sum().backward()
+
+    profiler = trained(model, time, step, iterations=8, steps=3, warmup=1)
+    assert [count > 0 for count in seen] == [True] * 4 + [False] * 4
+    assert (profiler.measured, profiler.average().steps, hooks(model)) == (3, 3, 0)
+
+
+@pytest.mark.parametrize("failing", [1, 2, 4])
+def test_hooks_are_gone_after_an_error(failing: int) -> None:
     class Failing(torch.nn.Module):
         calls = 0
 
         def forward(self, x: Any) -> Any:
             self.calls += 1
-            if self.calls > 1:
-                raise RuntimeError("second call")
+            if self.calls == failing:
+                raise RuntimeError("planted")
             return x
 
-    model = network(Failing())
-    with pytest.raises(RuntimeError, match="second call"):
-        run(model)
+    time = Time()
+    model = torch.nn.Sequential(chain(time), Failing())
+    optimizer = sgd(model, time)
+
+    def run() -> None:
+        with Profiler(model, optimizer, clock=time.clock) as profiler:
+            for _ in range(5):
+                assert hooks(model) > 0
+                model(inputs()).sum().backward()
+                optimizer.step()
+                profiler.step()
+
+    with pytest.raises(RuntimeError, match="planted"):
+        run()
+    assert hooks(model) == 0
+    assert not optimizer._optimizer_step_pre_hooks
+    # nothing is left that would count operations
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_gradients_and_weights_are_as_without() -> None:
+    def run(block: Any) -> list[Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with block(model, optimizer) as profiler:
+            for _ in range(5):
+                optimizer.zero_grad()
+                model(torch.ones(2, 3)).square().sum().backward()
+                optimizer.step()
+                if profiler is not None:
+                    profiler.step()
+        return list(model.parameters())
+
+    plain = run(lambda *_: contextlib.nullcontext())
+    hooked = run(lambda model, optimizer: Profiler(model, optimizer, warmup=1))
+    assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
+
+
+def test_overhead_is_what_marks_cost() -> None:
+    time = Time()
+    model = torch.nn.Sequential(Work(time, 1.0, 0.0), Work(time, 1.0, 0.0))
+    optimizer = sgd(model, time)
+
+    def step() -> None:
+        model(inputs()).sum().backward()
+        optimizer.step()
+
+    with Profiler(model, optimizer, warmup=1, clock=time.clock) as profiler:
+        for _ in range(3):
+            step()
+            profiler.step()
+    time.per_mark_ns = 10_000_000
+    found = profiler.measure_overhead(step, pairs=6)
+    # begin and end of forward, two layers, gradient of the output, two gradients, two of the
+    # update; a step without hooks has one mark: its end
+    assert found.fraction == near((2.0 + 10 * 0.01) / (2.0 + 0.01) - 1.0)
+    assert (found.low, found.high, found.pairs) == (near(found.fraction), near(found.fraction), 6)
+    assert profiler.profile().timings[0].overhead_fraction == found.fraction
+    assert "measuring adds +4.5%" in profiler.profile().timings[0].source.text
     assert hooks(model) == 0
 
 
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"steps": 1}, "steps"),
-        ({"warmup": -1}, "warmup"),
-        ({"batch_size": BATCH + 1}, "the inputs hold 4"),
-    ],
-)
-def test_bad_numbers(keywords: dict[str, int], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        run(network(), **keywords)
+# --- files and mistakes ------------------------------------------------------------------------
 
 
-def test_model_without_parameters() -> None:
-    with pytest.raises(InputError, match="no layer"):
-        profiler.layers(torch.nn.ReLU(), torch.randn(BATCH, 3))
+def test_what_is_saved_is_read_and_resolved(tmp_path: Any) -> None:
+    time = Time()
+    profiler = trained(chain(time), time, update_s=5.0, name="mine", device_name="here")
+    path = tmp_path / "mine.json"
+    profiler.save(path)
+    profile = read_profile(path)
+    assert profile.layers == profiler.profile().layers
+    workload = resolve(profile, timings_on(profile, "here", None), batch_size=SAMPLES)
+    assert workload.optimizer_s == near(5.0)
+    assert workload.backward_s == near(2.0625 + 20.0)
+    assert workload.quality == "measured"
+    trained(chain(time), time, batch_size=8, name="mine", device_name="here").save(
+        path, append=True
+    )
+    assert [t.batch_size for t in read_profile(path).timings] == [SAMPLES, 8]
+    other = torch.nn.Sequential(Work(time, 1.0, 1.0))
+    with pytest.raises(InputError, match="has 2 layers, but this model has 1"):
+        trained(other, time).save(path, append=True)
 
 
-def test_model_elsewhere() -> None:
-    model = network()
-    with pytest.raises(InputError, match="CPU only"):
-        profiler.step_times(
-            model.to("meta"),
-            torch.randn(BATCH, 3, 6, 6),
-            torch.zeros(BATCH),
-            loss=torch.nn.functional.cross_entropy,
-            optimizer=None,
-        )
+def test_mistakes() -> None:
+    time = Time()
+    model = chain(time)
+    with pytest.raises(InputError, match=r"expected a torch\.nn\.Module, got a int"):
+        Profiler(3)
+    with pytest.raises(InputError, match="it has no parameters"):
+        Profiler(torch.nn.ReLU())
+    with pytest.raises(InputError, match=r"expected a torch\.optim\.Optimizer, got a float"):
+        Profiler(model, 0.1)
+    with pytest.raises(InputError, match="warmup: must be at least 1, got 0"):
+        Profiler(model, warmup=0)
+    with pytest.raises(InputError, match="batch_size: must be at least 1, got 0"):
+        Profiler(model, batch_size=0)
+    with pytest.raises(InputError, match="1 steps were measured, at least 2 are needed"):
+        trained(model, time, iterations=2).profile()
+    with pytest.raises(InputError, match="0 steps were measured"):
+        Profiler(model).profile()
+    with pytest.raises(InputError, match="called no module"):
+        trained(model, time, lambda _: None)
+    with pytest.raises(InputError, match="made no gradient"):
+        trained(model, time, lambda _: model(inputs()))
+    with pytest.raises(InputError, match="overhead is measured after the block"):
+        Profiler(model).measure_overhead(lambda: None)
 
+    class Strange(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Work(time, 1.0, 1.0)
 
-def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(InputError, match=r"pip install 'perfmodel\[torch\]'"):
-        profiler.layers(None, None)
+        def forward(self) -> Any:
+            return self.inner.forward(torch.ones(3)).sum()
+
+    strange = Strange()
+    with pytest.raises(InputError, match="batch_size: the model's arguments do not show it"):
+        trained(strange, time, lambda _: strange().backward()).profile()
+    assert hooks(model) == hooks(strange) == 0

@@ -1,0 +1,24 @@
+"""Measuring training steps of PyTorch models, layer by layer.
+
+- :class:`Profiler` goes around any training loop;
+- :func:`record` makes the loop itself, for a model by name and several batch sizes;
+- :func:`training` makes a training step of a model by name.
+
+PyTorch is imported on first use only. Times are in seconds, sizes in bytes.
+"""
+
+from perfmodel.profiler.averages import Average
+from perfmodel.profiler.overhead import Overhead
+from perfmodel.profiler.profiler import Profiler
+from perfmodel.profiler.record import Recorded, record
+from perfmodel.profiler.training import Training, training
+
+__all__ = [
+    "Average",
+    "Overhead",
+    "Profiler",
+    "Recorded",
+    "Training",
+    "record",
+    "training",
+]

@@ -1,0 +1,83 @@
+"""Averages over steps."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perfmodel.errors import InputError
+from perfmodel.profiler.steps import Step
+
+PLACES = {
+    ("start", "forward"): "before forward",
+    ("forward", "backward"): "loss",
+    ("backward", "optimizer"): "before optimizer",
+    ("optimizer", "end"): "after optimizer",
+}
+"""Where other work is, in words; any other place is *elsewhere*."""
+
+
+class Average(NamedTuple):
+    """Means over all measured steps: seconds by part, (layers,) for the passes.
+
+    ``step_std_s`` is the standard deviation of the step without loading.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    forward_std_s: tuple[float, ...]
+    backward_std_s: tuple[float, ...]
+    optimizer_s: float
+    loading_s: float
+    copy_s: float
+    other_s: dict[str, float]
+    step_s: float
+    step_std_s: float
+    steps: int
+
+    @property
+    def all_other_s(self) -> float:
+        """Other work at all places."""
+        return sum(self.other_s.values())
+
+    @property
+    def places(self) -> str:
+        """Where other work is, the most of it first, in words."""
+        ranked = sorted(self.other_s.items(), key=lambda item: -item[1])
+        return ", ".join(f"{seconds / self.all_other_s:.0%} {place}" for place, seconds in ranked)
+
+
+def average_of(steps: Sequence[Step]) -> Average:
+    """The average of steps.
+
+    Raises
+    ------
+    InputError : there are fewer than two.
+    """
+    if len(steps) < 2:
+        raise InputError(
+            f"profiler: {len(steps)} steps were measured, at least 2 are needed; "
+            "call step() at the end of each iteration, after the optimiser's step"
+        )
+    forward = list(zip(*(step.forward_s for step in steps), strict=True))
+    backward = list(zip(*(step.backward_s for step in steps), strict=True))
+    other: defaultdict[str, float] = defaultdict(float)
+    for step in steps:
+        for place, seconds in step.other_s.items():
+            other[PLACES.get(place, "elsewhere")] += seconds / len(steps)
+    totals = [step.device_s for step in steps]
+    return Average(
+        tuple(map(statistics.fmean, forward)),
+        tuple(map(statistics.fmean, backward)),
+        tuple(map(statistics.stdev, forward)),
+        tuple(map(statistics.stdev, backward)),
+        statistics.fmean(step.optimizer_s for step in steps),
+        statistics.fmean(step.loading_s for step in steps),
+        statistics.fmean(step.copy_s for step in steps),
+        dict(other),
+        statistics.fmean(step.total_s for step in steps),
+        statistics.stdev(totals),
+        len(steps),
+    )

@@ -1,0 +1,221 @@
+"""Models by name: of torchvision, of transformers, or made by the user's own function.
+
+Nothing here is imported before it is asked for. What a library needs beyond that, such as options
+without which its models cannot be trained in a plain loop, is said where the model is made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perfmodel.errors import InputError, nearest, unknown_name
+
+FORMS = "torchvision:NAME, transformers:NAME or package.module:function"
+
+TOKENS = 128
+"""Length of a made-up text, where nobody says it."""
+
+IMAGE = (3, 224, 224)
+LARGER_IMAGE = (3, 299, 299)
+"""What Inception v3 was made for (Szegedy et al., CVPR 2016)."""
+
+PLAIN: Mapping[str, dict[str, bool]] = {
+    "googlenet": {"aux_logits": False, "init_weights": False},
+    "inception_v3": {"aux_logits": False, "init_weights": False},
+}
+"""Options of torchvision's models: without auxiliary heads, and without their slow random start."""
+
+TRANSFORMERS: Mapping[str, tuple[str, str, dict[str, int]]] = {
+    "bert-base": ("BertForMaskedLM", "BertConfig", {}),
+    "bert-large": (
+        "BertForMaskedLM",
+        "BertConfig",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+        },
+    ),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {}),
+    "gpt2-small": ("GPT2LMHeadModel", "GPT2Config", {}),
+    "gpt2-medium": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"n_embd": 1024, "n_layer": 24, "n_head": 16},
+    ),
+}
+"""Class, class of its configuration and what differs from the latter's defaults.
+
+Sizes: Devlin et al., "BERT", NAACL 2019, section 3; Radford et al., "Language Models are
+Unsupervised Multitask Learners", 2019, table 2.
+"""
+
+
+class Built(NamedTuple):
+    """A model and what is known of it.
+
+    ``input_shape`` is that of one sample's input, None where nobody knows; ``tokens`` the size of
+    the vocabulary of a model that takes token numbers, 0 for one that takes real numbers.
+    ``text`` says where the model's definition is from.
+    """
+
+    model: Any
+    name: str
+    text: str
+    url: str | None = None
+    input_shape: tuple[int, ...] | None = None
+    tokens: int = 0
+
+
+def import_torch() -> Any:
+    """PyTorch.
+
+    Raises
+    ------
+    InputError : it is not installed; the text names the extra.
+    """
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise InputError("this needs PyTorch: pip install 'perfmodel[torch]'") from None
+
+
+def build(spec: str) -> Built:
+    """Make the model that ``spec`` names, with random weights.
+
+    Raises
+    ------
+    InputError : PyTorch or the library is missing, there is no such model or function, or what the
+        function returns is no ``torch.nn.Module``.
+    """
+    library, colon, name = spec.partition(":")
+    if not colon or not library or not name:
+        raise InputError(f"model: expected {FORMS}, got {spec!r}")
+    torch = import_torch()
+    if library == "torchvision":
+        return _torchvision(name)
+    if library == "transformers":
+        return _transformers(name)
+    model = call(load(spec, "model"), spec)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model: {spec} returned a {type(model).__name__}, not a torch.nn.Module")
+    return Built(model, name.rpartition(".")[2], f"layers and parameter tensors of {spec}")
+
+
+def load(spec: str, what: str) -> Callable[..., Any]:
+    """The function that ``package.module:function`` names; the current folder is searched first.
+
+    Raises
+    ------
+    InputError : there is no such module or function; the text begins with ``what``.
+    """
+    path, colon, name = spec.partition(":")
+    if not colon or not path or not name:
+        raise InputError(f"{what}: expected package.module:function, got {spec!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise InputError(f"{what}: cannot import {path}: {error}") from None
+        raise InputError(f"{what}: there is no module {path!r} (searched {here} first)") from None
+    except Exception as error:
+        raise InputError(f"{what}: cannot import {path}: {said(error)}") from None
+    found = getattr(module, name, None)
+    if not callable(found):
+        if found is not None:
+            raise InputError(f"{what}: {spec} is a {type(found).__name__}, not a function")
+        hint = nearest(name, [key for key in vars(module) if not key.startswith("_")])
+        suggestion = f"; did you mean {hint!r}?" if hint else ""
+        raise InputError(f"{what}: module {path} has no {name!r}{suggestion}")
+    return found  # type: ignore[no-any-return]
+
+
+def call(function: Callable[..., Any], spec: str, *arguments: Any) -> Any:
+    """Call the user's function; what it raises becomes an InputError that names it."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        shown = ", ".join(map(repr, arguments))
+        raise InputError(f"{spec}({shown}): {said(error)}") from error
+
+
+def said(error: BaseException) -> str:
+    """An exception as one line."""
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _torchvision(name: str) -> Built:
+    torchvision = _import_torchvision()
+    models = torchvision.models
+    known = models.list_models(module=models)
+    if name not in known:
+        raise unknown_name("torchvision model", name, known)
+    plain = PLAIN.get(name, {"init_weights": False} if name.startswith("vgg") else {})
+    version = torchvision.__version__.partition("+")[0]
+    text = f"layers and parameter tensors of torchvision.models.{name} (torchvision {version})"
+    if "aux_logits" in plain:
+        text += ", without the auxiliary heads"
+    shape = LARGER_IMAGE if name == "inception_v3" else IMAGE
+    url = "https://pytorch.org/vision/stable/models.html"
+    return Built(models.get_model(name, weights=None, **plain), name, text, url, shape)
+
+
+def _import_torchvision() -> Any:
+    """Import torchvision, also one whose compiled operators do not fit the installed torch.
+
+    Such a one insists at import on operators that no classification model calls; then they are
+    declared, without a body.
+    """
+    torch = import_torch()
+    try:
+        return importlib.import_module("torchvision")
+    except ImportError:
+        raise InputError("model: torchvision is missing: pip install torchvision") from None
+    except RuntimeError as error:
+        if "does not exist" not in str(error):
+            raise
+    for module in [key for key in sys.modules if key.partition(".")[0] == "torchvision"]:
+        del sys.modules[module]
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        library.define(f"{operator}(Tensor boxes, Tensor scores, float limit) -> Tensor")
+    torchvision = importlib.import_module("torchvision")
+    torchvision.declared_operators = library  # type: ignore[attr-defined]  # kept as long as it
+    return torchvision
+
+
+def _transformers(name: str) -> Built:
+    if name not in TRANSFORMERS:
+        raise unknown_name("transformers model", name, TRANSFORMERS)
+    kind, config_kind, sizes = TRANSFORMERS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other libraries it looks for
+        try:
+            transformers = importlib.import_module("transformers")
+        except ImportError:
+            raise InputError("model: transformers is missing: pip install transformers") from None
+        if importlib.util.find_spec("torchvision") is not None:
+            _import_torchvision()  # which transformers takes as it is
+        transformers.logging.set_verbosity_error()
+        try:
+            config = getattr(transformers, config_kind)(**sizes)
+            model = getattr(transformers, kind)(config)
+        except ImportError as error:
+            raise InputError(f"model: transformers cannot make {kind}: {said(error)}") from error
+    text = f"layers and parameter tensors of transformers.{kind} (transformers "
+    text += f"{transformers.__version__}) with a default {config_kind}"
+    if sizes:
+        text += " but " + ", ".join(f"{key} {value}" for key, value in sizes.items())
+    url = "https://huggingface.co/docs/transformers"
+    return Built(model, name, text, url, (TOKENS,), int(config.vocab_size))

@@ -1,0 +1,405 @@
+"""Profiler: two lines around a training loop, and a workload file comes out."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perfmodel.errors import InputError, whole_number
+from perfmodel.profile import Layer, Profile, Tensor, Timing
+from perfmodel.profiler.averages import Average, average_of
+from perfmodel.profiler.clocks import Clock, clock_for
+from perfmodel.profiler.layers import Found, Inspection
+from perfmodel.profiler.libraries import import_torch
+from perfmodel.profiler.marks import Marks
+from perfmodel.profiler.overhead import Overhead, overhead
+from perfmodel.profiler.saving import save
+from perfmodel.profiler.steps import Kind, Mark, Step, parts
+from perfmodel.provenance import Source
+
+T = TypeVar("T")
+
+
+class Profiler:
+    """Measures the steps of a training loop, and what they are made of.
+
+    ::
+
+        with Profiler(model, optimizer) as profiler:
+            for inputs, targets in profiler.loader(batches):
+                optimizer.zero_grad()
+                loss_function(model(inputs), targets).backward()
+                optimizer.step()
+                profiler.step()
+        profiler.save("mine.json")
+
+    The first step finds the layers; it is slower and never counts. Hooks are gone once ``steps``
+    steps have been measured, or the block is left, also by an error. Models compiled by
+    ``torch.compile`` cannot be measured: hooks do not see inside them.
+
+    Parameters
+    ----------
+    model : a ``torch.nn.Module``, on the device it is trained on.
+    optimizer : a ``torch.optim.Optimizer``, or several.
+    batch_size : samples of one step, of all its accumulated passes. None: the first dimension of
+        the first tensor that the model takes, times the passes.
+    device_name : recorded as the device. None: *cpu*, or the name of the GPU.
+    steps : measured steps.
+    warmup : steps before them, at least 1.
+    accumulation : backward passes before one update. None: as many as there are; then ``step()``
+        ends a step only where the optimiser has run since the last one.
+    name, title : of the workload. None: the model's class.
+    definition : where the layers are from, as a source. None: the model's class.
+    description : text on hardware, software and data that opens the source of the timing.
+    clock : None for the clock of the model's device.
+
+    Raises
+    ------
+    InputError : PyTorch is missing, or an argument is not as said.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        batch_size: int | None = None,
+        device_name: str | None = None,
+        steps: int = 50,
+        warmup: int = 3,
+        accumulation: int | None = None,
+        name: str | None = None,
+        title: str = "",
+        definition: Source | None = None,
+        description: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        torch = import_torch()
+        if not isinstance(model, torch.nn.Module):
+            raise InputError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
+        first = next(model.parameters(), None)
+        if first is None:
+            raise InputError("model: it has no parameters")
+        self._optimizers = _optimizers(optimizer)
+        for key, value in (("batch_size", batch_size), ("accumulation", accumulation)):
+            if value is not None:
+                whole_number(key, value)
+        self.batch_size = batch_size
+        self.accumulation = accumulation
+        self.steps = whole_number("steps", steps, at_least=2)
+        self.warmup = whole_number("warmup", warmup)
+        self.device_name = device_name or _device_name(first.device)
+        self.name = name or type(model).__name__.lower()
+        self.title = title
+        self.definition = definition or Source(
+            "exact", f"layers and parameter tensors of {type(model).__qualname__}"
+        )
+        self.description = description
+        self.overhead: Overhead | None = None
+        """By how much measuring lengthened a step; None until it was measured."""
+        self._model = model
+        self._clock = clock or clock_for(first.device)
+        self._marks = Marks(self._clock)
+        self._inspection: Inspection | None = None
+        self._found: Found | None = None
+        self._running = False
+        self._done = 0
+        self._waiting: deque[list[Mark]] = deque()
+        self._read: list[tuple[list[Mark], list[float]]] = []
+
+    def __enter__(self) -> Profiler:
+        self._inspection = Inspection(self._model)
+        self._running = True
+        try:
+            self._marks.watch_updates(self._optimizers)
+            self._inspection.begin()
+        except BaseException:
+            self._stop()
+            raise
+        self._marks.add(Kind.STEP)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def step(self) -> None:
+        """Call this at the end of each iteration."""
+        if not self._running:
+            return
+        if self._optimizers and self.accumulation != 1 and not self._marks.updates:
+            return  # one of several passes before an update
+        self._marks.add(Kind.STEP)
+        marks = self._marks.taken()
+        self._done += 1
+        if self._inspection is not None:
+            self._inspection.end()
+            self._found = self._inspection.found()
+            self._inspection = None
+            self._marks.watch(self._found)
+        elif self._done > self.warmup:
+            self._waiting.append(marks)
+            self._read_passed()
+        if self.measured >= self.steps:
+            self._stop()
+        else:
+            self._marks.add(Kind.STEP)
+
+    @property
+    def measured(self) -> int:
+        """How many steps have been measured so far."""
+        return len(self._waiting) + len(self._read)
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps have been measured."""
+        return self.measured >= self.steps
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Around the loading of data."""
+        return self._span(Kind.LOAD)
+
+    def copying(self) -> AbstractContextManager[None]:
+        """Around copies between host and device."""
+        return self._span(Kind.COPY)
+
+    def loader(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same batches; the time to get each is loading."""
+        found = iter(batches)
+        while True:
+            with self.loading():
+                try:
+                    batch = next(found)
+                except StopIteration:
+                    return
+            yield batch
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Around what is no part of training, such as validation: it is not counted, nor hooked."""
+        if not self._running:
+            yield
+            return
+        self._marks.add(Kind.PAUSE)
+        self._unhook()
+        try:
+            yield
+        finally:
+            if self._running:
+                self._hook()
+                self._marks.add(Kind.END)
+
+    def measure_overhead(self, step: Callable[[], Any], pairs: int = 20) -> Overhead:
+        """After the block: run ``step``, a training step, with and without hooks in alternation.
+
+        Raises
+        ------
+        InputError : the block is not over, or nothing was measured in it.
+        """
+        whole_number("pairs", pairs)
+        if self._running or self._found is None:
+            raise InputError("profiler: overhead is measured after the block, and a step in it")
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for pair in range(pairs):
+            for hooked in (pair % 2 == 0, pair % 2 != 0):
+                seconds[hooked].append(self._timed(step, hooked))
+        self.overhead = overhead(seconds[True], seconds[False])
+        return self.overhead
+
+    def average(self) -> Average:
+        """Means over the measured steps.
+
+        Steps of another number of samples or passes than most, such as a last incomplete batch,
+        are left out.
+
+        Raises
+        ------
+        InputError : fewer than two steps were measured.
+        """
+        return average_of(self._usual())
+
+    @property
+    def notes(self) -> list[str]:
+        """What is peculiar to the model or was taken for granted, for people."""
+        notes = list(self._found.notes) if self._found else []
+        left_out = len(self._read) - len(self._usual())
+        if left_out:
+            notes.append(f"{left_out} steps of another number of samples or passes are left out")
+        if self.batch_size is None:
+            notes.append("batch size as the model's first argument has it")
+        return notes
+
+    def profile(self) -> Profile:
+        """What was measured, as a workload.
+
+        Raises
+        ------
+        InputError : fewer than two steps were measured, or nobody says the batch size.
+        """
+        usual = self._usual()
+        average, found = average_of(usual), self._found
+        if found is None:
+            raise InputError("profiler: no step was measured")
+        accumulation = self.accumulation or max(1, usual[0].backwards)
+        batch_size = self.batch_size or found.samples * accumulation
+        if not batch_size:
+            raise InputError("batch_size: the model's arguments do not show it; give it")
+        timing = Timing(
+            device=self.device_name,
+            batch_size=batch_size,
+            precision=found.precision,
+            forward_s=average.forward_s,
+            backward_s=average.backward_s,
+            forward_std_s=average.forward_std_s,
+            backward_std_s=average.backward_std_s,
+            optimizer_s=average.optimizer_s,
+            data_loading_s=average.loading_s,
+            copy_s=average.copy_s,
+            other_s=average.all_other_s,
+            step_std_s=average.step_std_s,
+            accumulation=accumulation,
+            overhead_fraction=self.overhead.fraction if self.overhead else 0.0,
+            source=Source("measured", self._text(average), date=dt.date.today().isoformat()),
+        )
+        return Profile(
+            name=self.name,
+            title=self.title,
+            source=self.definition,
+            layers=tuple(
+                Layer(
+                    layer.name,
+                    layer.kind,
+                    tuple(Tensor(name, size) for name, _, size in layer.parameters if size),
+                    layer.flop / batch_size,
+                    layer.activation_bytes / batch_size,
+                )
+                for layer in found.layers
+            ),
+            timings=(timing,),
+            optimizer_state_bytes_per_parameter_byte=self._state_fraction(found),
+        )
+
+    def save(self, path: str | Path, *, append: bool = False) -> Profile:
+        """Write :meth:`profile` as a workload file; ``append``: to the timings the file has.
+
+        Raises
+        ------
+        InputError : see :meth:`profile` and :func:`perfmodel.profiler.saving.save`.
+        """
+        return save(path, self.profile(), append=append)
+
+    @contextmanager
+    def _span(self, kind: Kind) -> Iterator[None]:
+        if not self._running:
+            yield
+            return
+        self._marks.add(kind)
+        try:
+            yield
+        finally:
+            if self._running:
+                self._marks.add(Kind.END)
+
+    def _hook(self) -> None:
+        self._marks.watch_updates(self._optimizers)
+        if self._inspection is not None:
+            self._inspection.paused = False
+        elif self._found is not None:
+            self._marks.watch(self._found)
+
+    def _unhook(self) -> None:
+        self._marks.remove()
+        if self._inspection is not None:
+            self._inspection.paused = True
+
+    def _stop(self) -> None:
+        """Remove all hooks; what is under way is not measured."""
+        self._running = False
+        self._marks.remove()
+        self._marks.taken()
+        if self._inspection is not None:
+            self._inspection.end()
+            self._inspection = None
+
+    def _read_passed(self) -> None:
+        """Read the marks of steps that are over on the device, without waiting for any."""
+        while self._waiting and self._clock.passed(self._waiting[0][-1][2]):
+            self._read_one()
+
+    def _read_one(self) -> None:
+        marks = self._waiting.popleft()
+        self._read.append((marks, self._clock.seconds([mark for _, _, mark in marks])))
+
+    def _usual(self) -> list[Step]:
+        """The measured steps that have as many samples and passes as most of them."""
+        while self._waiting:
+            self._read_one()
+        layers = len(self._found.layers) if self._found else 0
+        steps = [parts(marks, seconds, layers) for marks, seconds in self._read]
+        if not steps:
+            return []
+        usual, _ = Counter((step.samples, step.backwards) for step in steps).most_common(1)[0]
+        return [step for step in steps if (step.samples, step.backwards) == usual]
+
+    def _timed(self, step: Callable[[], Any], hooked: bool) -> float:
+        """Seconds of a step with the profiler's hooks and its work after it, or without."""
+        if hooked:
+            self._hook()
+        try:
+            start = self._clock.mark()
+            step()
+            if hooked:
+                self._marks.taken()
+            end = self._clock.mark()
+        finally:
+            self._unhook()
+        return self._clock.seconds([start, end])[1]
+
+    def _text(self, average: Average) -> str:
+        """What the source of the timing says."""
+        text = f"{average.steps} steps after {self.warmup} warm-up steps"
+        said = [f"{self.description}, {text}" if self.description else text]
+        if self.overhead is not None:
+            said.append(str(self.overhead))
+        if average.other_s:
+            said.append(f"other: {average.places}")
+        return "; ".join([*said, *self.notes])
+
+    def _state_fraction(self, found: Found) -> float:
+        """Bytes the optimisers keep of each parameter, over its own."""
+        parameters = [p for layer in found.layers for _, p, _ in layer.parameters]
+        kept = 0
+        for optimizer in self._optimizers:
+            for parameter in parameters:
+                state = optimizer.state.get(parameter, {}).values()
+                sizes = [t.numel() * t.element_size() for t in state if _is_array(t)]
+                kept += sum(sizes)
+        total = sum(p.numel() * p.element_size() for p in parameters)
+        return float(kept / total)
+
+
+def _optimizers(optimizer: Any) -> list[Any]:
+    if optimizer is None:
+        return []
+    found = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in found:
+        if not hasattr(one, "register_step_pre_hook"):
+            raise InputError(
+                f"optimizer: expected a torch.optim.Optimizer, got a {type(one).__name__}"
+            )
+    return found
+
+
+def _device_name(device: Any) -> str:
+    if device.type != "cuda":
+        return str(device.type)
+    name = import_torch().cuda.get_device_name(device)
+    return "-".join(name.lower().split())
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is a tensor of more than a single number, such as a count of steps."""
+    return hasattr(value, "untyped_storage") and value.dim() > 0

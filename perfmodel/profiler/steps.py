@@ -1,0 +1,233 @@
+"""From the marks of one step to its parts, which add up to the step by construction.
+
+Each interval between two marks belongs to exactly one part:
+
+- the forward time of a layer: from its start to the start of the next, or to the end of the
+  model's forward pass; what comes before the first layer of a pass is the first layer's;
+- the backward time of a layer: until the last of its gradients is ready, since the gradients of
+  another layer were, or since the gradient of the model's output was;
+- loading, copying and the optimiser: between their marks;
+- *other*, by place: between the major events *start*, *forward*, *backward*, *optimizer*, *end*.
+  From forward to backward is the loss with its own gradient.
+
+Where nobody marked loading, what a step does before a forward pass counts as loading.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+Place = tuple[str, str]
+
+LOADED: frozenset[Place] = frozenset({("start", "forward"), ("backward", "forward")})
+"""Places that are loading where it is not marked."""
+
+
+class Kind(IntEnum):
+    """What a mark marks. The number that goes with it is in brackets."""
+
+    STEP = 0
+    """Start, and later end, of the step."""
+    OPEN = 1
+    """A forward pass begins (samples in its batch, 0 if unknown)."""
+    LAYER = 2
+    """A layer starts (its index)."""
+    CLOSE = 3
+    """A forward pass ended."""
+    GRADIENT = 4
+    """A backward pass came to the model's output (a number that is the pass's own)."""
+    READY = 5
+    """A gradient is complete (index of its layer)."""
+    UPDATE = 6
+    """The optimiser begins."""
+    UPDATED = 7
+    """The optimiser ended."""
+    LOAD = 8
+    """Loading data begins."""
+    COPY = 9
+    """Copying begins."""
+    PAUSE = 10
+    """What follows is no part of the step."""
+    END = 11
+    """End of what LOAD, COPY or PAUSE began."""
+
+
+Mark = tuple[int, int, Any]
+"""Kind, number, and what the clock gave."""
+
+
+class Step(NamedTuple):
+    """Seconds of one step by part; ``forward_s`` and ``backward_s`` have one value per layer.
+
+    ``samples`` are those of each forward pass, ``backwards`` how many backward passes there were.
+    """
+
+    forward_s: list[float]
+    backward_s: list[float]
+    optimizer_s: float
+    loading_s: float
+    copy_s: float
+    other_s: dict[Place, float]
+    samples: tuple[int, ...]
+    backwards: int
+
+    @property
+    def total_s(self) -> float:
+        """The whole step."""
+        return self.device_s + self.loading_s
+
+    @property
+    def device_s(self) -> float:
+        """The step but for loading data."""
+        parts = sum(self.forward_s) + sum(self.backward_s) + sum(self.other_s.values())
+        return parts + self.optimizer_s + self.copy_s
+
+
+def parts(marks: Sequence[Mark], seconds: Sequence[float], layers: int) -> Step:
+    """Share a step among its parts.
+
+    Parameters
+    ----------
+    marks : in the order of time; the first and the last are of kind STEP.
+    seconds : when each was.
+    layers : how many there are.
+    """
+    return _Walk(layers).run(marks, seconds)
+
+
+class _Walk:
+    """The state of a walk along the marks of a step."""
+
+    def __init__(self, layers: int) -> None:
+        self.forward = [0.0] * layers
+        self.backward = [0.0] * layers
+        self.other: defaultdict[Place, float] = defaultdict(float)
+        self.spent = {Kind.UPDATE: 0.0, Kind.LOAD: 0.0, Kind.COPY: 0.0, Kind.PAUSE: 0.0}
+        self.samples: list[int] = []
+        self.backwards = 0
+        self.marked = False
+        self.inside: list[Kind] = []
+        """Of UPDATE, LOAD, COPY and PAUSE: which have begun and not ended."""
+        self.before = "start"
+        """The last major event."""
+        self.gap = 0.0
+        """Seconds since the last major event that belong to no part yet."""
+        self.layer: int | None = None
+        """The layer that runs forward; None outside a pass, -1 before its first layer."""
+        self.lead = 0.0
+        """Seconds of the pass before its first layer."""
+        self.task: int | None = None
+        """The backward pass under way; None if there is none."""
+        self.ready: dict[int, float] = {}
+        """In a backward pass: seconds of it when each layer was ready, in that order."""
+        self.run_s = 0.0
+        """Seconds of the backward pass so far."""
+
+    def run(self, marks: Sequence[Mark], seconds: Sequence[float]) -> Step:
+        previous = seconds[0]
+        for (kind, number, _), now in zip(marks[1:], seconds[1:], strict=True):
+            self.spend(now - previous)
+            previous = now
+            self.take(Kind(kind), number)
+        if not self.marked:
+            for place in LOADED & self.other.keys():
+                self.spent[Kind.LOAD] += self.other.pop(place)
+        return Step(
+            self.forward,
+            self.backward,
+            self.spent[Kind.UPDATE],
+            self.spent[Kind.LOAD],
+            self.spent[Kind.COPY],
+            {place: value for place, value in self.other.items() if value},
+            tuple(self.samples),
+            self.backwards,
+        )
+
+    def spend(self, seconds: float) -> None:
+        """Give an interval to the part that is under way."""
+        if self.inside:
+            self.spent[self.inside[-1]] += seconds
+        elif self.layer is not None:
+            if self.layer < 0:
+                self.lead += seconds
+            else:
+                self.forward[self.layer] += seconds
+        elif self.task is not None:
+            self.run_s += seconds
+        else:
+            self.gap += seconds
+
+    def take(self, kind: Kind, number: int) -> None:
+        """Go on to what a mark begins or ends."""
+        if kind in (Kind.LOAD, Kind.COPY, Kind.PAUSE):
+            self.marked |= kind == Kind.LOAD
+            self.inside.append(kind)
+        elif kind in (Kind.END, Kind.UPDATED):
+            if self.inside:
+                self.inside.pop()
+            if kind == Kind.UPDATED:
+                self.before = "optimizer"
+        elif kind == Kind.UPDATE:
+            self.major("optimizer")
+            self.inside.append(kind)
+        elif kind == Kind.OPEN:
+            self.major("forward")
+            self.samples.append(number)
+            self.layer, self.lead = -1, 0.0
+        elif kind == Kind.LAYER:
+            self.start(number)
+        elif kind == Kind.CLOSE:
+            self.close()
+        elif kind == Kind.GRADIENT:
+            if self.task != number:
+                self.begin_backward(number)
+        elif kind == Kind.READY:
+            if self.task is None:  # the loss takes no part of the model's output
+                self.begin_backward(-1)
+            self.ready.pop(number, None)  # so that it goes to the end
+            self.ready[number] = self.run_s
+        elif kind == Kind.STEP:
+            self.major("end")
+
+    def start(self, layer: int) -> None:
+        """A layer begins to run forward."""
+        if self.layer is None:  # outside of any pass that is known
+            self.major("forward")
+            self.lead = 0.0
+        self.layer = layer
+        self.forward[layer] += self.lead
+        self.lead = 0.0
+
+    def close(self) -> None:
+        """A forward pass ends."""
+        if self.layer == -1 and self.forward:  # it ran no layer
+            self.forward[0] += self.lead
+        self.layer, self.before = None, "forward"
+
+    def begin_backward(self, task: int) -> None:
+        """The backward pass ``task`` begins."""
+        self.major("backward")
+        self.backwards += 1
+        self.task, self.run_s, self.ready = task, 0.0, {}
+
+    def major(self, event: str) -> None:
+        """A major event: what was under way is over, and the gap before it has its place."""
+        if self.layer is not None:
+            self.close()
+        if self.task is not None:
+            self.end_backward()
+        self.other[self.before, event] += self.gap
+        self.gap = 0.0
+        self.before = event
+
+    def end_backward(self) -> None:
+        """Share a backward pass among its layers; what follows its last gradient is a gap."""
+        done = 0.0
+        for layer, ready in self.ready.items():
+            self.backward[layer] += ready - done
+            done = ready
+        self.gap = self.run_s - done
+        self.task = None

@@ -1,0 +1,381 @@
+"""A training step of any model: its batches, its loss, its optimiser.
+
+:func:`training` makes one from the name of a model. ``step()`` is a whole step; who needs its
+parts, to time them or to send gradients in between, calls them::
+
+    batch = trained.next_batch()
+    loss = trained.compute_loss(trained.model, batch)  # or a model that wraps it
+    loss.backward()
+    trained.optimizer.step()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.errors import InputError, unknown_name, whole_number
+from perfmodel.profiler import libraries
+from perfmodel.profiler.libraries import Built, import_torch, said
+
+Loss = Callable[[Any, Any], Any]
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+LOSSES = ("cross_entropy", "mse_loss", "l1_loss", "binary_cross_entropy_with_logits", "mean")
+DTYPES = ("float32", "bf16")
+
+LEARNING_RATE = 1e-4
+"""Small: what is trained here are random weights on random data, for its times alone."""
+MOMENTUM = 0.9
+
+
+@dataclass
+class Training:
+    """A model that can be trained, step by step.
+
+    Attributes
+    ----------
+    model, optimizer : a ``torch.nn.Module`` in training mode, and a ``torch.optim.Optimizer`` of
+        its trainable parameters.
+    batch_size : samples in one batch.
+    built : name and source of the model.
+    device, dtype : where the model is, and *float32* or *bf16* (autocast).
+    loss_name : which loss it is, in words.
+    optimizer_name : which optimiser, in words.
+    data : what it is trained on, in words.
+    """
+
+    model: Any
+    optimizer: Any
+    batch_size: int
+    built: Built
+    device: str
+    dtype: str
+    loss_name: str
+    optimizer_name: str
+    data: str
+    _make_batch: Callable[[], Any]
+    _loss: Loss
+
+    def load(self) -> Any:
+        """The next batch on the host: ``(inputs, targets)``, or a dict of keyword arguments."""
+        return self._make_batch()
+
+    def copy(self, batch: Any) -> Any:
+        """A batch on the device of the model."""
+        return moved(batch, self.device)
+
+    def next_batch(self) -> Any:
+        """The next batch, on the device of the model."""
+        return self.copy(self.load())
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Autocast, where the training is of mixed precision."""
+        if self.dtype == "float32":
+            return nullcontext()
+        torch = import_torch()
+        kind = torch.device(self.device).type
+        return torch.autocast(kind, dtype=torch.bfloat16)  # type: ignore[no-any-return]
+
+    def compute_loss(self, model: Any, batch: Any) -> Any:
+        """Forward pass of ``model`` (this one, or one that wraps it) and loss, a scalar tensor."""
+        with self.precision():
+            return self._loss(forward(model, batch), targets_of(batch))
+
+    def step(self) -> Any:
+        """One whole step on the next batch; returns the loss."""
+        batch = self.next_batch()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.compute_loss(self.model, batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def training(
+    model_spec: Any,
+    *,
+    batch_size: int,
+    input_shape: Sequence[int] | None = None,
+    batch: str | Callable[[int], Any] | None = None,
+    loss: str | Loss | None = None,
+    optimizer: str = "sgd",
+    device: str = "cpu",
+    dtype: str = "float32",
+    seed: int = 0,
+) -> Training:
+    """Make a training from the name of a model, and try one forward pass of it.
+
+    Parameters
+    ----------
+    model_spec : ``torchvision:resnet50``, ``transformers:bert-base``, ``package.module:function``
+        (without arguments; returns a ``torch.nn.Module``), or what :func:`build` made of it.
+    batch_size : samples in one batch.
+    input_shape : of one sample; random numbers, or random tokens for a language model, whose
+        shape is one number. None for what is usual for a model of a library.
+    batch : ``package.module:function`` or a function, called with the batch size for each step;
+        returns ``(inputs, targets)``, inputs alone, or a dict of keyword arguments of the model.
+        The inputs are a tensor, or a tuple or dict of arguments.
+    loss : a name of ``LOSSES``, ``package.module:function`` or a function, called with the
+        model's output and the targets. None: ``output.loss`` where there is one; else the cross
+        entropy of a tensor of logits (random classes where there are no targets); else the mean.
+    optimizer : a name of ``OPTIMIZERS``. SGD has a momentum of 0.9.
+    device : *cpu*, *cuda* or *cuda:N*.
+    dtype : *float32*, or *bf16* for autocast: parameters and gradients remain float32.
+    seed : of the weights and the made-up batches; sets the seed of torch.
+
+    Raises
+    ------
+    InputError : PyTorch or a library is missing; an unknown name; no such device; inputs or
+        targets of a shape that model or loss do not take.
+    """
+    torch = import_torch()
+    whole_number("batch_size", batch_size)
+    check_device(device)
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    if optimizer not in OPTIMIZERS:
+        raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+    torch.manual_seed(seed)
+    built = libraries.build(model_spec) if isinstance(model_spec, str) else model_spec
+    model = built.model.to(device).train()
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise InputError(f"model: {built.name} has no trainable parameters")
+    make, data = _batches(built, batch, batch_size, input_shape)
+    made = make()
+    trained = Training(
+        model, None, batch_size, built, device, dtype, "", "", data, make, lambda output, _: output
+    )
+    output = _tried(trained, made, input_shape)
+    if not isinstance(made, dict) and made[1] is None and loss in (None, "cross_entropy"):
+        logits = _logits(output)
+        if _is_logits(logits):  # random classes, the same for each batch
+            classes = torch.randint(0, logits.shape[-1], tuple(logits.shape[:-1]))
+            trained._make_batch = lambda: (make()[0], classes)
+            made = trained.load()
+    trained._loss, trained.loss_name = _loss(loss, output, targets_of(made))
+    _try_loss(trained, output, targets_of(trained.copy(made)))
+    trained.optimizer, trained.optimizer_name = _optimizer(optimizer, trainable)
+    return trained
+
+
+def build(spec: str, seed: int = 0) -> Built:
+    """The model that ``spec`` names, with random weights; to be trained several times.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.profiler.libraries.build`.
+    """
+    import_torch().manual_seed(seed)
+    return libraries.build(spec)
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not here.
+
+    Raises
+    ------
+    InputError : it is neither *cpu*, *cuda* nor *cuda:N*, or it is not on this machine.
+    """
+    kind, colon, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and (kind == "cpu" or not index.isdigit())):
+        raise InputError(f"device: expected cpu, cuda or cuda:N, got {device!r}")
+    if kind == "cpu":
+        return
+    cuda = import_torch().cuda
+    if not cuda.is_available():
+        raise InputError(f"device: {device} asked for, but PyTorch finds no CUDA device; use cpu")
+    if colon and int(index) >= cuda.device_count():
+        raise InputError(f"device: there is no {device} (cuda:0 to cuda:{cuda.device_count() - 1})")
+
+
+def forward(model: Any, batch: Any) -> Any:
+    """The model's output for a batch."""
+    inputs = batch if isinstance(batch, dict) else batch[0]
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def targets_of(batch: Any) -> Any:
+    """The targets of a batch; None where the model knows them itself or there are none."""
+    return None if isinstance(batch, dict) else batch[1]
+
+
+def moved(value: Any, device: str) -> Any:
+    """Tensors, also inside tuples, lists and dicts, on a device."""
+    if hasattr(value, "untyped_storage"):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: moved(item, device) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(moved(item, device) for item in value)
+    return value
+
+
+def _batches(
+    built: Built,
+    batch: str | Callable[[int], Any] | None,
+    batch_size: int,
+    input_shape: Sequence[int] | None,
+) -> tuple[Callable[[], Any], str]:
+    """A function that makes batches (the user's, or one that has one random batch), in words."""
+    if batch is not None:
+        if input_shape is not None:
+            raise InputError("input_shape and batch: give one of them")
+        spec = batch if isinstance(batch, str) else getattr(batch, "__name__", "batch")
+        function = libraries.load(batch, "batch") if isinstance(batch, str) else batch
+        return (
+            lambda: _as_batch(libraries.call(function, spec, batch_size), spec),
+            f"data of {spec}",
+        )
+    shape = input_shape if input_shape is not None else built.input_shape
+    if shape is None:
+        raise InputError(
+            f"model: nobody says what {built.name} takes; give the shape of one sample "
+            "(--input-shape 3,224,224) or a function that makes batches (--batch module:function)"
+        )
+    for size in shape:
+        whole_number("input_shape", size)
+    torch = import_torch()
+    if built.tokens:
+        if len(shape) != 1:
+            raise InputError(f"input_shape: {built.name} takes a number of tokens, got {shape}")
+        ids = torch.randint(0, built.tokens, (batch_size, *shape))
+        return lambda: {"input_ids": ids, "labels": ids}, f"random texts of {shape[0]} tokens"
+    inputs = torch.randn(batch_size, *shape)
+    return lambda: (inputs, None), f"random inputs of {'x'.join(map(str, shape))}"
+
+
+def _as_batch(made: Any, spec: str) -> Any:
+    if isinstance(made, dict):
+        return dict(made)
+    if isinstance(made, list | tuple) and len(made) == 2:
+        return tuple(made)
+    if hasattr(made, "untyped_storage"):
+        return made, None
+    raise InputError(
+        f"batch: {spec} returned a {type(made).__name__}; expected (inputs, targets), a tensor of "
+        "inputs, or a dict of the model's arguments"
+    )
+
+
+def _tried(trained: Training, batch: Any, input_shape: Sequence[int] | None) -> Any:
+    """The output of one forward pass without gradients; what is wrong with the shapes shows."""
+    torch = import_torch()
+    batch = trained.copy(batch)
+    try:
+        with torch.no_grad(), trained.precision():
+            return forward(trained.model, batch)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        if "out of memory" in str(error):
+            raise InputError(
+                f"batch_size: {trained.batch_size} does not fit into the memory of {trained.device}"
+            ) from error
+        which = "--input-shape" if input_shape is not None else "the batch"
+        raise InputError(
+            f"model: {trained.built.name} does not take {which}, inputs of shape "
+            f"{shapes(batch if isinstance(batch, dict) else batch[0])}: {said(error)}"
+        ) from error
+
+
+def shapes(value: Any) -> str:
+    """Shapes of the tensors in a batch, for errors."""
+    if hasattr(value, "untyped_storage"):
+        return "x".join(map(str, value.shape)) or "scalar"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {shapes(item)}" for key, item in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(map(shapes, value))
+    return type(value).__name__
+
+
+def _logits(output: Any) -> Any:
+    """What of a model's output a loss is made of: the output's own loss, else its first tensor."""
+    for name in ("loss", "logits"):
+        found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+        if found is not None:
+            return found
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    if isinstance(output, tuple | list) and output:
+        return _logits(output[0])
+    if not hasattr(output, "untyped_storage"):
+        raise InputError(
+            f"loss: the model's output is a {type(output).__name__}, not a tensor; give a loss "
+            "(--loss module:function)"
+        )
+    return output
+
+
+def _is_logits(output: Any) -> bool:
+    """Whether it can be (batch, classes) or (batch, tokens, classes)."""
+    return output.dim() in (2, 3) and bool(output.is_floating_point())
+
+
+def _loss(loss: str | Loss | None, output: Any, targets: Any) -> tuple[Loss, str]:
+    """The loss and its name in words."""
+    torch = import_torch()
+    if loss is not None and not isinstance(loss, str):
+        return loss, getattr(loss, "__name__", "own loss")
+    if loss is not None and ":" in loss:
+        function = libraries.load(loss, "loss")
+        return (lambda output, targets: function(output, targets)), loss
+    if loss is None:
+        head = _logits(output)
+        if head.dim() == 0:
+            return (lambda output, _: _logits(output)), "the model's own loss"
+        numbers = hasattr(targets, "untyped_storage") and not targets.is_floating_point()
+        loss = "cross_entropy" if numbers and head.dim() >= 2 else "mean"
+    if loss not in LOSSES:
+        raise unknown_name("loss", loss, LOSSES)
+    if loss == "mean":
+        return (lambda output, _: _logits(output).float().mean()), "mean of the output"
+    if targets is None:
+        raise InputError(
+            f"loss: {loss} needs targets; give a function that makes batches "
+            "(--batch module:function)"
+        )
+    if loss == "cross_entropy":
+        return _cross_entropy, "cross entropy"
+    function = getattr(torch.nn.functional, loss)
+    return (lambda output, targets: function(_logits(output), targets)), loss
+
+
+def _cross_entropy(output: Any, targets: Any) -> Any:
+    """Of logits whose classes are the last dimension, or the second as torch has it."""
+    logits = _logits(output)
+    if logits.dim() > 2 and targets.shape == logits.shape[:-1]:
+        logits, targets = logits.flatten(0, -2), targets.flatten()
+    return import_torch().nn.functional.cross_entropy(logits, targets)
+
+
+def _try_loss(trained: Training, output: Any, targets: Any) -> None:
+    """Compute the loss once; what does not fit shows."""
+    try:
+        with trained.precision():
+            value = trained._loss(output, targets)
+        dimensions = value.dim()
+    except InputError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise InputError(
+            f"loss: {trained.loss_name} does not take an output of shape {shapes(output)} and "
+            f"targets of shape {shapes(targets)}: {said(error)}"
+        ) from error
+    if dimensions != 0:
+        raise InputError(
+            f"loss: {trained.loss_name} gives a tensor of shape {shapes(value)}, not a number"
+        )
+
+
+def _optimizer(name: str, parameters: list[Any]) -> tuple[Any, str]:
+    optim = import_torch().optim
+    if name == "sgd":
+        made = optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
+        return made, f"SGD momentum {MOMENTUM:g}"
+    kind = {"adam": optim.Adam, "adamw": optim.AdamW}[name]
+    return kind(parameters, lr=LEARNING_RATE), kind.__name__

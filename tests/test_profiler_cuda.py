@@ -1,0 +1,145 @@
+"""The clock of CUDA devices, on made-up events: no GPU takes part."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfmodel.profiler.clocks import CpuClock, CudaClock
+
+
+class Device:
+    """A stream that does what it is given later, as a GPU does behind the host's back."""
+
+    def __init__(self) -> None:
+        self.work: list[Any] = []
+        self.now_ms = 0.0
+        self.events = 0
+        self.waits = 0
+
+    @property
+    def cuda(self) -> Any:
+        """What stands in the place of ``torch.cuda``."""
+        return SimpleNamespace(
+            Event=lambda enable_timing: Event(self, enable_timing), synchronize=self.synchronize
+        )
+
+    def compute(self, milliseconds: float) -> None:
+        self.work.append(milliseconds)
+
+    def synchronize(self, _: Any = None) -> None:
+        self.waits += 1
+        self.run(len(self.work))
+
+    def run(self, count: int) -> None:
+        """The device does the next ``count`` pieces of its work."""
+        for piece in self.work[:count]:
+            if isinstance(piece, Event):
+                piece.at_ms = self.now_ms
+            else:
+                self.now_ms += piece
+        del self.work[:count]
+
+
+class Event:
+    """A CUDA event."""
+
+    def __init__(self, device: Device, enable_timing: bool) -> None:
+        assert enable_timing
+        self.device = device
+        self.at_ms: float | None = None
+        device.events += 1
+
+    def record(self) -> None:
+        self.at_ms = None
+        self.device.work.append(self)
+
+    def query(self) -> bool:
+        return self.at_ms is not None
+
+    def synchronize(self) -> None:
+        if self.at_ms is None:
+            self.device.synchronize()
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.at_ms is not None
+        assert other.at_ms is not None
+        return other.at_ms - self.at_ms
+
+
+def test_marks_are_read_when_the_device_has_come_to_them() -> None:
+    device = Device()
+    clock = CudaClock("cuda:0", device.cuda)
+    marks = []
+    for milliseconds in (1.0, 2.0, 4.0):
+        marks.append(clock.mark())
+        device.compute(milliseconds)
+    assert not clock.passed(marks[0])
+    device.run(1)
+    assert clock.passed(marks[0])
+    assert not clock.passed(marks[-1])
+    assert device.waits == 0
+    assert clock.seconds(marks) == pytest.approx([0.0, 0.001, 0.003])
+    assert device.waits == 1
+
+
+def test_events_are_used_again() -> None:
+    device = Device()
+    clock = CudaClock("cuda:0", device.cuda)
+    for step in range(10):
+        marks = [clock.mark()]
+        device.compute(float(step))
+        marks.append(clock.mark())
+        assert clock.seconds(marks) == pytest.approx([0.0, step * 1e-3])
+    assert device.events == 2
+    clock.finish()
+    assert not device.work
+
+
+def test_the_host_needs_no_wait() -> None:
+    now = iter([5, 7, 1_000_000_005])
+    clock = CpuClock(lambda: next(now))
+    marks = [clock.mark(), clock.mark(), clock.mark()]
+    assert clock.passed(marks[-1])
+    assert clock.seconds(marks) == pytest.approx([0.0, 2e-9, 1.0])
+
+
+def test_profiling_on_a_device_does_not_wait_inside_steps() -> None:
+    torch = pytest.importorskip("torch", reason="the profiler measures PyTorch models")
+    from perfmodel.profiler import Profiler
+
+    device = Device()
+
+    class Work(torch.nn.Linear):
+        """Queues work in both directions."""
+
+        def forward(self, x: Any) -> Any:
+            device.compute(2.0)
+            output = super().forward(x)
+            output.register_hook(lambda _: device.compute(4.0))
+            return output
+
+    model = torch.nn.Sequential(Work(3, 3), Work(3, 3), torch.nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer.register_step_post_hook(lambda *_: device.compute(8.0))
+    clock = CudaClock("cuda:0", device.cuda)
+    with Profiler(model, optimizer, warmup=1, clock=clock) as profiler:
+        for step in range(20):
+            device.compute(1.0)
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            profiler.step()
+            if step % 2:  # the device falls behind, and catches up
+                device.run(len(device.work))
+        assert device.waits == 0
+        # a step has a dozen marks; those of a few steps are under way at most
+        assert device.events < 100
+    average = profiler.average()
+    assert average.steps == 19
+    assert average.forward_s == pytest.approx((0.002, 0.002))
+    assert average.backward_s == pytest.approx((0.004, 0.004))
+    assert average.optimizer_s == pytest.approx(0.008)
+    assert average.loading_s == pytest.approx(0.001)
+    assert average.step_s == pytest.approx(0.021)
