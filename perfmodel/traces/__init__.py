@@ -1,0 +1,1 @@
+"""From the trace of a PyTorch profiler to a workload, with communication taken out."""

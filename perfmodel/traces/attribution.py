@@ -1,0 +1,333 @@
+"""Which part of a training step, and which layer, a device's work belongs to.
+
+Work is looked up where a thread launched it. What encloses that moment decides:
+``Optimizer.step`` and ``Optimizer.zero_grad`` are the optimizer; a node of autograd
+(``autograd::engine::evaluate_function``) is backward; work between the first layer of a pass and
+its first node is forward. A layer begins with an operator that has parameters, such as a
+convolution, and holds all up to the next one. Autograd numbers what forward runs, and a node has
+the number of the operator it belongs to (``Sequence number``), which leads backward to the layer.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from perfmodel.traces.events import MODULE, Host, Trace
+
+Phase = Literal["forward", "backward", "optimizer", "buckets", "other"]
+
+NODE = "autograd::engine::evaluate_function: "
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+LOADING = "enumerate(DataLoader)"
+
+KINDS = {
+    **{f"aten::conv{n}d": f"conv{n}d" for n in (1, 2, 3)},
+    **{f"aten::conv_transpose{n}d": f"conv_transpose{n}d" for n in (1, 2, 3)},
+    **dict.fromkeys(("aten::convolution", "aten::_convolution"), "conv"),
+    **dict.fromkeys(("aten::linear", "aten::addmm"), "linear"),
+    **{
+        f"aten::{name}": name
+        for name in (
+            *("batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"),
+            *("embedding", "embedding_bag", "bilinear", "prelu", "lstm", "gru", "rnn_tanh"),
+        )
+    },
+}
+"""Operators with parameters, and the kind of layer that each begins."""
+
+_COMMUNICATION = ("c10d::", "nccl:", "gloo:", "mpi:", "record_param_comms")
+_SENT_BY_HOST = ("gloo:", "mpi:")
+_BUCKETS = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
+
+
+@dataclass(frozen=True)
+class Context:
+    """What encloses a moment on a thread. ``number`` is of the last numbered node up to then."""
+
+    optimizer: bool = False
+    node: bool = False
+    number: int | None = None
+    layer: Host | None = None
+    module: str = ""
+    forward: bool = False
+    buckets: bool = False
+    communication: bool = False
+    loading: bool = False
+    op: bool = False
+
+
+@dataclass(frozen=True)
+class Work:
+    """What kept a device busy, and for what: ``layer`` counts within ``Attribution.names``."""
+
+    start_s: float
+    end_s: float
+    kind: str
+    phase: Phase
+    layer: int | None
+    host_s: float | None
+
+
+@dataclass
+class Pass:
+    """One forward and one backward pass, on the host, and when the update behind it begins.
+
+    ``starts``, ``numbers``, ``order`` and ``ops`` are of the operators that begin layers, ``order``
+    leads to ``names`` and ``kinds``, and ``accumulated`` has layer and operator of each gradient.
+    """
+
+    start_s: float
+    backward_s: float = float("inf")
+    end_s: float = float("inf")
+    update_s: float = float("inf")
+    starts: list[float] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    ops: list[Host] = field(default_factory=list)
+    accumulated: list[tuple[int | None, Host]] = field(default_factory=list)
+
+    @property
+    def at_s(self) -> float:
+        """When backward begins; forward where there is no backward."""
+        return self.backward_s if math.isfinite(self.backward_s) else self.start_s
+
+    def began(self, op: Host, module: str) -> None:
+        """Add a layer, or more of one: of a module, that with the same name."""
+        kind = KINDS[op.name]
+        name = module or f"{kind}_{self.kinds.count(kind)}"
+        if name not in self.names:
+            self.names.append(name)
+            self.kinds.append(kind)
+        number = op.args.get("Sequence number")
+        last = self.numbers[-1] if self.numbers else -1
+        self.numbers.append(number if isinstance(number, int) else last)
+        self.starts.append(op.start_s)
+        self.order.append(self.names.index(name))
+        self.ops.append(op)
+
+    def at(self, seconds: float) -> int | None:
+        """The layer that forward is in."""
+        i = bisect_right(self.starts, seconds) - 1
+        return self.order[max(i, 0)] if self.order else None
+
+    def numbered(self, number: int | None) -> int | None:
+        """The layer that a node of backward belongs to."""
+        if number is None or not self.order or self.numbers[-1] < 0:
+            return None
+        return self.order[max(bisect_right(self.numbers, number) - 1, 0)]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A host's event, what encloses it, and the same with itself."""
+
+    host: Host
+    parent: Context
+    context: Context
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """All work, and what the host says of layers: ``names`` and ``kinds`` of most passes."""
+
+    works: list[Work]
+    passes: list[Pass]
+    seen: list[Seen]
+    loading: list[Host]
+    names: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+def attribute(trace: Trace) -> Attribution:
+    """Attribute all work of a trace."""
+    asked: dict[str, list[int]] = defaultdict(list)
+    for i, event in enumerate(trace.device):
+        if event.launched_s is not None:
+            asked[event.thread].append(i)
+    threads: dict[str, list[Host]] = defaultdict(list)
+    for host in trace.host:
+        threads[host.thread].append(host)
+    seen: list[Seen] = []
+    launched: dict[int, Context] = {}
+    for thread, events in threads.items():
+        moments = [(trace.device[i].launched_s or 0.0, i) for i in asked[thread]]
+        seen += _walk(events, moments, launched)
+    seen.sort(key=lambda s: s.host.start_s)
+    passes = _passes(seen)
+    common = Counter(tuple(p.names) for p in passes).most_common(1)
+    names = common[0][0] if common else ()
+    owner = _Owner(passes, names, _autograd_threads(seen))
+    works = [
+        Work(h.start_s, h.end_s, "communication", "other", None, h.start_s)
+        for h in (s.host for s in seen)
+        if h.name.startswith(_SENT_BY_HOST)
+    ]
+    for i, event in enumerate(trace.device):
+        c = launched.get(i, NOWHERE)
+        kind = "communication" if c.communication else event.kind
+        phase, layer = owner.of(event.launched_s, event.thread, c)
+        works.append(Work(event.start_s, event.end_s, kind, phase, layer, event.launched_s))
+    if not trace.device:
+        for thread in threads:
+            works += _host_works([s for s in seen if s.host.thread == thread], owner)
+    return Attribution(
+        works=works,
+        passes=passes,
+        seen=seen,
+        loading=[s.host for s in seen if s.host.name.startswith(LOADING)],
+        names=names,
+        kinds=next((tuple(p.kinds) for p in passes if tuple(p.names) == names), ()),
+    )
+
+
+NOWHERE = Context()
+
+
+def _walk(
+    events: Sequence[Host], moments: Sequence[tuple[float, int]], launched: dict[int, Context]
+) -> Iterator[Seen]:
+    """Go through one thread's events; ``launched`` takes what encloses each of ``moments``."""
+    order: list[tuple[float, float, int, Host | None]] = [
+        (h.start_s, h.start_s - h.end_s, 0, h) for h in events
+    ]
+    order += [(seconds, 1.0, i, None) for seconds, i in moments]
+    order.sort(key=lambda item: item[:3])
+    stack: list[tuple[float, Context]] = []
+    number: int | None = None
+    for seconds, _, i, host in order:
+        while stack and stack[-1][0] <= seconds:
+            stack.pop()
+        parent = stack[-1][1] if stack else NOWHERE
+        if host is None:
+            launched[i] = replace(parent, number=number)
+            continue
+        if host.name.startswith(NODE) and not parent.node:
+            own = host.args.get("Sequence number")
+            number = own if isinstance(own, int) and own >= 0 else number
+        context = replace(_inside(parent, host), number=number)
+        stack.append((host.end_s, context))
+        yield Seen(host, parent, context)
+
+
+def _inside(parent: Context, host: Host) -> Context:
+    """What encloses a moment within an event."""
+    name = host.name
+    if host.kind == "module":
+        return replace(parent, module=name.removeprefix(MODULE), forward=True)
+    if name.startswith("Optimizer."):
+        return replace(parent, optimizer=True)
+    if name.startswith(LOADING):
+        return replace(parent, loading=True)
+    if name == "DistributedDataParallel.forward":
+        return replace(parent, forward=True)
+    if name.startswith(NODE) and not parent.node:
+        return replace(parent, node=True, op=True)
+    if name.startswith(_COMMUNICATION):
+        return replace(parent, communication=True, op=host.kind == "op" or parent.op)
+    if host.kind != "op":
+        return parent
+    if name.startswith(_BUCKETS):
+        return replace(parent, buckets=True, op=True)
+    free = not (parent.optimizer or parent.node or parent.loading or parent.layer)
+    if free and name in KINDS:
+        return replace(parent, layer=host, op=True)
+    return parent if parent.op else replace(parent, op=True)
+
+
+def _passes(seen: Sequence[Seen]) -> list[Pass]:
+    """Forward and backward passes: each begins with a layer behind a backward pass or an update."""
+    passes: list[Pass] = []
+    updated = True
+    for s in seen:
+        h, c = s.host, s.context
+        if c.layer is h:
+            if updated or passes[-1].backward_s < float("inf"):
+                passes.append(Pass(h.start_s))
+                updated = False
+            passes[-1].began(h, c.module)
+        elif c.node and not c.optimizer and h.name.startswith(NODE) and not s.parent.node:
+            if updated:
+                passes.append(Pass(passes[-1].end_s if passes else -float("inf")))
+                updated = False
+            now = passes[-1]
+            now.end_s = h.end_s if now.end_s == float("inf") else max(now.end_s, h.end_s)
+            now.backward_s = min(now.backward_s, h.start_s)
+        elif h.name == ACCUMULATE and c.node and passes:
+            passes[-1].accumulated.append((passes[-1].numbered(c.number), h))
+        elif h.name.startswith("Optimizer.step"):
+            updated = True
+            for p in passes[-1:]:
+                p.update_s = min(p.update_s, h.start_s)
+    return passes
+
+
+def _autograd_threads(seen: Sequence[Seen]) -> frozenset[str]:
+    """Threads that do nothing but backward."""
+    nodes = {s.host.thread for s in seen if s.context.node}
+    others = ("ProfilerStep#", "Optimizer.")
+    main = {
+        s.host.thread for s in seen if s.context.layer is s.host or s.host.name.startswith(others)
+    }
+    return frozenset(nodes - main)
+
+
+class _Owner:
+    """Whose work something is that a thread launched."""
+
+    def __init__(
+        self, passes: Sequence[Pass], names: tuple[str, ...], autograd: frozenset[str]
+    ) -> None:
+        self.passes = passes
+        self.starts = [p.start_s for p in passes]
+        self.names = names
+        self.autograd = autograd
+
+    def of(self, host_s: float | None, thread: str, c: Context) -> tuple[Phase, int | None]:
+        """Phase and layer."""
+        if host_s is None or c.loading:
+            return "other", None
+        if c.optimizer:
+            return "optimizer", None
+        if c.buckets:
+            return "buckets", None
+        i = bisect_right(self.starts, host_s) - 1
+        if i >= 0:
+            now = self.passes[i]
+            alike = tuple(now.names) == self.names
+            if c.node or thread in self.autograd or now.backward_s <= host_s < now.end_s:
+                return "backward", now.numbered(c.number) if alike else None
+            if host_s < now.backward_s:
+                return "forward", now.at(host_s) if alike else None
+        if c.forward and i + 1 < len(self.passes) and self.passes[i + 1].order:
+            return "forward", 0 if tuple(self.passes[i + 1].names) == self.names else None
+        return "other", None
+
+
+def _host_works(seen: Sequence[Seen], owner: _Owner) -> Iterator[Work]:
+    """What a thread computes itself: its outermost operators, less what they do for sending."""
+    begin = end = 0.0
+    now: tuple[Phase, int | None] = ("other", None)
+    for s in seen:
+        h, c, parent = s.host, s.context, s.parent
+        if h.kind != "op" or c.loading:
+            continue
+        sends = c.communication and not parent.communication
+        if sends or (c.buckets and not parent.buckets and not c.communication):
+            if min(end, h.start_s) > begin:
+                yield Work(begin, min(end, h.start_s), "compute", *now, begin)
+            begin = h.end_s
+            kind = "communication" if sends else "compute"
+            yield Work(h.start_s, h.end_s, kind, "other" if sends else "buckets", None, h.start_s)
+        elif not parent.op:
+            if end > begin:
+                yield Work(begin, end, "compute", *now, begin)
+            begin, end, now = h.start_s, h.end_s, owner.of(h.start_s, h.thread, c)
+    if end > begin:
+        yield Work(begin, end, "compute", *now, begin)

@@ -1,0 +1,251 @@
+"""Reading traces: what of a Kineto file (Chrome's trace format) matters, in seconds.
+
+Times in the file are microseconds. Here they are seconds since the first event.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfmodel.errors import InputError
+
+MODULE = "nn.Module: "
+"""How names of events begin that are calls of a module (``with_modules`` or ``with_stack``)."""
+
+ELEMENT_BYTES = {
+    **dict.fromkeys(("float", "int", "float32"), 4),
+    **dict.fromkeys(("double", "long", "long int", "float64"), 8),
+    **dict.fromkeys(("half", "bfloat16", "short", "short int", "float16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "unsigned char", "signed char"), 1),
+}
+"""Bytes of an element by the name of its type in a trace, in lower case and without ``c10::``."""
+
+_OPS = frozenset({"cpu_op", "operator"})
+_ANNOTATIONS = frozenset({"user_annotation"})
+_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+_NOT_OPS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "gloo:", "nccl:")
+
+
+class _Event(msgspec.Struct):
+    ph: str = ""
+    cat: str | None = None
+    name: Any = ""
+    pid: Any = None
+    tid: Any = None
+    ts: float | str | None = None
+    dur: float | str | None = None
+    args: msgspec.Raw = msgspec.Raw()
+
+
+class _File(msgspec.Struct):
+    traceEvents: list[_Event] | None = None  # noqa: N815 (the file's own name)
+    nodes: list[dict[str, Any]] | None = None
+    deviceProperties: list[dict[str, Any]] | None = None  # noqa: N815
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a thread of the process did: an operator, an annotation, or a call of a module."""
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: str
+    kind: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device did, and when which thread launched it (None where the trace does not say)."""
+
+    name: str
+    start_s: float
+    end_s: float
+    kind: str
+    launched_s: float | None
+    thread: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a trace holds; ``device`` is empty where the profiler saw the CPU alone."""
+
+    host: list[Host]
+    device: list[Device]
+    device_name: str
+    notes: tuple[str, ...] = ()
+
+
+def element_bytes(kind: str) -> int | None:
+    """Bytes of an element of a type as traces name it, None for what is no type of a tensor.
+
+    >>> element_bytes("c10::BFloat16"), element_bytes("Float"), element_bytes("Scalar")
+    (2, 4, None)
+    """
+    return ELEMENT_BYTES.get(kind.lower().removeprefix("c10::"))
+
+
+def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) -> Trace:
+    """Read a trace, plain or compressed with gzip.
+
+    Parameters
+    ----------
+    pid : the process to look at where a file holds several; else the one with most operators.
+    gpu : the device to look at; else the one with most kernels.
+
+    Raises
+    ------
+    InputError : the file cannot be read, is cut off or no trace, or has nothing with a time in it.
+    """
+    found = _decode(_bytes(Path(path)), str(path))
+    if found.traceEvents is None:
+        raise _not_a_trace(found, str(path))
+    complete = [e for e in found.traceEvents if e.ph == "X" and e.ts is not None]
+    if not complete:
+        raise InputError(f"{path}: no event has a time and a duration (ph X), so nothing to import")
+    try:
+        return _trace(complete, found.deviceProperties or [], str(path), pid, gpu)
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: an event cannot be understood: {error}") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"{path}: cut off or damaged (gzip): {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror or error}") from None
+
+
+def _decode(data: bytes, name: str) -> _File:
+    try:
+        if data.lstrip()[:1] == b"[":
+            return _File(msgspec.json.decode(data, type=list[_Event]))
+        return msgspec.json.decode(data, type=_File)
+    except RecursionError:
+        raise InputError(f"{name}: nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise InputError(f"{name}: not a trace of a PyTorch profiler: {error}") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InputError(f"{name}: not valid JSON: {error}") from None
+
+
+def _not_a_trace(found: _File, name: str) -> InputError:
+    if not found.nodes:
+        return InputError(f"{name}: not a trace of a PyTorch profiler: it has no traceEvents")
+    names = [str(node.get("name")) for node in found.nodes]
+    steps = sum(name.startswith("ProfilerStep#") for name in names) or 1
+    sizes = [
+        int(value[3]) * int(value[4])  # elements, and bytes of each
+        for node, label in zip(found.nodes, names, strict=True)
+        if label == "torch::autograd::AccumulateGrad" and isinstance(node.get("inputs"), dict)
+        for value in node["inputs"].get("values") or ()
+        if isinstance(value, list) and len(value) == 6
+    ]
+    known = f" (--gradient-bytes {sum(sizes) // steps}B)" if sizes else ""
+    return InputError(
+        f"{name}: a Chakra execution trace holds no times; import the Kineto trace of the same "
+        f"run{known}"
+    )
+
+
+def _trace(
+    events: list[_Event],
+    properties: list[dict[str, Any]],
+    name: str,
+    pid: str | None,
+    gpu: int | None,
+) -> Trace:
+    first = min(float(e.ts or 0.0) for e in events)
+    notes: list[str] = []
+    ops = Counter(str(e.pid) for e in events if (e.cat or "").lower() in _OPS)
+    pid = _chosen(name, "process", "--pid", ops, pid, notes)
+    device_events, host, launches = [], [], {}
+    for event in events:
+        category = (event.cat or "").lower()
+        label = str(event.name)
+        if category in _DEVICE:
+            device_events.append((event, _arguments(event)))
+        elif pid is not None and str(event.pid) != pid:
+            continue
+        elif category in _OPS or category in _ANNOTATIONS or label.startswith(MODULE):
+            host.append(_host(event, category, first))
+        elif "runtime" in category or "driver" in category:
+            correlation = _arguments(event).get("correlation")
+            if correlation is not None:
+                launches[correlation] = (_seconds(event.ts, first), str(event.tid))
+    used = Counter(str(a.get("device", e.pid)) for e, a in device_events)
+    chosen = _chosen(name, "GPU", "--gpu", used, None if gpu is None else str(gpu), notes)
+    by_id = {h.args["External id"]: h for h in host if h.kind == "op" and "External id" in h.args}
+    device = []
+    for event, arguments in device_events:
+        if str(arguments.get("device", event.pid)) != chosen:
+            continue
+        launch = launches.get(arguments.get("correlation"))
+        if launch is None and (op := by_id.get(arguments.get("External id"))) is not None:
+            launch = (op.start_s, op.thread)
+        device.append(_device(event, first, launch))
+    if not host and not device:
+        raise InputError(f"{name}: no operator and no kernel, so nothing to import")
+    names = {str(p.get("id")): str(p.get("name")) for p in properties}
+    return Trace(host, device, names.get(chosen or "", "gpu") if device else "cpu", tuple(notes))
+
+
+def _chosen(
+    name: str, what: str, flag: str, counts: Counter[str], asked: str | None, notes: list[str]
+) -> str | None:
+    """The process or GPU asked for, or the busiest."""
+    if asked is not None and asked not in counts:
+        known = ", ".join(sorted(counts)) or "none"
+        raise InputError(f"{flag}: {name} has no {what} {asked} (known: {known})")
+    if asked is None and counts:
+        asked = counts.most_common(1)[0][0]
+        if len(counts) > 1:
+            others = ", ".join(sorted(set(counts) - {asked}))
+            notes.append(f"of {what} {asked} alone, the busiest; {flag} takes another: {others}")
+    return asked
+
+
+def _arguments(event: _Event) -> dict[str, Any]:
+    return msgspec.json.decode(event.args, type=dict[str, Any] | None) or {} if event.args else {}
+
+
+def _seconds(ts: float | str | None, first: float) -> float:
+    return (float(ts or 0.0) - first) * 1e-6
+
+
+def _host(event: _Event, category: str, first: float) -> Host:
+    name = str(event.name)
+    start = _seconds(event.ts, first)
+    op = category in _OPS and not name.startswith(_NOT_OPS)
+    kind = "op" if op else "module" if name.startswith(MODULE) else "annotation"
+    arguments = _arguments(event) if kind != "module" else {}
+    return Host(name, start, start + _length(event), str(event.tid), kind, arguments)
+
+
+def _device(event: _Event, first: float, launch: tuple[float, str] | None) -> Device:
+    name, start = str(event.name), _seconds(event.ts, first)
+    kind = "compute"
+    folded = name.lower()
+    if "nccl" in folded or "ptop" in folded:
+        kind = "communication"
+    elif "htod" in folded or "dtoh" in folded:
+        kind = "copy"
+    launched, thread = launch if launch else (None, "")
+    return Device(name, start, start + _length(event), kind, launched, thread)
+
+
+def _length(event: _Event) -> float:
+    return max(0.0, float(event.dur or 0.0)) * 1e-6

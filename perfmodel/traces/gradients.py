@@ -1,0 +1,153 @@
+"""What a trace says of gradients: shapes in backward, parameters of layers, messages."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from perfmodel.profile import Layer, Tensor
+from perfmodel.traces.attribution import Attribution, Pass
+from perfmodel.traces.events import element_bytes
+
+_PARAMETERS = {
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv", "linear"), (1, 2)),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), (1, 2)),
+    **dict.fromkeys(("batch_norm", "instance_norm"), (1, 2)),
+    **dict.fromkeys(("layer_norm", "group_norm"), (2, 3)),
+    "rms_norm": (2,),
+    "embedding": (0,),
+    "embedding_bag": (0,),
+    "prelu": (1,),
+}
+"""Which inputs of a kind's operator are parameters."""
+
+_ADDMM = (2, 0)
+_REDUCTIONS = ("allreduce", "all_reduce", "reduce_scatter")
+_BATCHED = ("conv", "linear", "embedding")
+
+
+class Gradient(NamedTuple):
+    """A gradient's layer (None where it is not known), bytes, dimensions, and type of elements."""
+
+    layer: int | None
+    bytes: int
+    dimensions: int
+    kind: str
+
+
+class Message(NamedTuple):
+    """A collective that reduces gradients: when it was launched, bytes, and type of elements."""
+
+    host_s: float
+    bytes: int
+    kind: str
+
+
+def gradients_of(p: Pass) -> tuple[list[Gradient], str]:
+    """The gradients of a pass, and where their sizes are from; none where no shape is recorded.
+
+    Shapes of what backward accumulates are complete. Parameters among the inputs of layers are the
+    next best: those of other operators are missing there.
+    """
+    found = [
+        Gradient(layer, size, len(shape), kind)
+        for layer, op in p.accumulated
+        for shape, kind in _tensors(op.args)[:1]
+        if (size := _bytes(shape, kind))
+    ]
+    if found:
+        return found, "shapes of the gradients"
+    for layer, op in zip(p.order, p.ops, strict=True):
+        inputs = _tensors(op.args)
+        wanted = _ADDMM if op.name == "aten::addmm" else _PARAMETERS.get(p.kinds[layer], ())
+        for shape, kind in (inputs[i] for i in wanted if i < len(inputs)):
+            if shape and (size := _bytes(shape, kind)):
+                found.append(Gradient(layer, size, len(shape), kind))
+    return found, "parameters of layers"
+
+
+def layers(found: Attribution, gradients: Sequence[Gradient]) -> tuple[Layer, ...]:
+    """Layers with their tensors, those of more dimensions first."""
+    made = []
+    for i, (name, kind) in enumerate(zip(found.names, found.kinds, strict=True)):
+        own = sorted((g for g in gradients if g.layer == i), key=lambda g: -g.dimensions)
+        words = ["weight", "bias"] if len(own) < 3 else [f"parameter_{j}" for j in range(len(own))]
+        tensors = (Tensor(f"{name}.{w}", g.bytes) for w, g in zip(words, own, strict=False))
+        made.append(Layer(name, kind, tuple(tensors)))
+    return tuple(made)
+
+
+def messages(found: Attribution) -> list[Message]:
+    """Collectives in backward that reduce, from whichever events say how large they are."""
+    if not found.passes:
+        return []
+    starts = [p.start_s for p in found.passes]
+    recorded: list[Message] = []
+    shaped: list[Message] = []
+    for event in found.seen:
+        host = event.host
+        at, a, name = host.start_s, host.args, host.name
+        if name == "record_param_comms":
+            into, what = recorded, str(a.get("Collective name", ""))
+            kind = str(a.get("dtype", ""))
+            sizes = [(int(a.get("In msg nelems") or 0) * (element_bytes(kind) or 0), kind)]
+        elif name.startswith(("nccl:", "gloo:")):
+            into, what = shaped, name
+            sizes = [(_bytes(shape, kind), kind) for shape, kind in _tensors(a)]
+        else:
+            continue
+        if not any(word in what for word in _REDUCTIONS):
+            continue
+        i = bisect_right(starts, at) - 1
+        now = found.passes[i]
+        # the CPU's backend runs them on threads of its own, perhaps when backward is through
+        until = now.update_s if name.startswith("gloo:") else now.end_s
+        if i >= 0 and now.backward_s <= at < until:
+            into += [Message(at, size, kind) for size, kind in sizes if size]
+    return recorded or shaped
+
+
+def samples(p: Pass) -> int | None:
+    """Samples of a pass: first dimension of the first input that is a batch.
+
+    That is the input of a convolution or a linear layer, or the (batch, length) indices of an
+    embedding.
+    """
+    for layer, op in zip(p.order, p.ops, strict=True):
+        kind = p.kinds[layer]
+        place = 1 if kind == "embedding" or op.name == "aten::addmm" else 0
+        inputs = _tensors(op.args)
+        if kind.startswith(_BATCHED) and len(inputs) > place:
+            shape = inputs[place][0]
+            if len(shape) > 1:
+                return shape[0]
+    return None
+
+
+def precision(kinds: Sequence[str]) -> str | None:
+    """The one type of elements, as workload files call it; None where there are several or none.
+
+    >>> precision(["float", "float"]), precision(["c10::Half"]), precision(["float", "double"])
+    ('float32', 'float16', None)
+    """
+    names = {kind.lower().removeprefix("c10::") for kind in kinds}
+    called = {"float": "float32", "double": "float64", "half": "float16"}
+    return called.get(name := names.pop(), name) if len(names) == 1 else None
+
+
+def _tensors(arguments: dict[str, Any]) -> list[tuple[list[int], str]]:
+    """Shape and type of each input, as recorded with ``record_shapes``; a list's has no type."""
+    shapes, kinds = arguments.get("Input Dims") or [], arguments.get("Input type") or []
+    return [
+        (shape, str(kind))
+        if isinstance(shape, list) and all(isinstance(n, int) for n in shape)
+        else ([], "")
+        for shape, kind in zip(shapes, kinds, strict=False)
+    ]
+
+
+def _bytes(shape: Sequence[int], kind: str) -> int:
+    """Bytes of a tensor; 0 where the type is that of no tensor."""
+    return math.prod(shape) * (element_bytes(kind) or 0)

@@ -1,0 +1,352 @@
+"""A workload file out of a trace, and a report of where the step's time goes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import msgspec
+
+from perfmodel.errors import InputError, number, whole_number
+from perfmodel.profile import Gradients, Layer, Profile, Seconds, Timing
+from perfmodel.provenance import Source
+from perfmodel.traces import attribution, events, gradients
+from perfmodel.traces.attribution import Attribution, Pass
+from perfmodel.traces.steps import PARTS, Step, find_steps
+
+PHASES = ("forward", "backward", "optimizer", "buckets", "other")
+SEEN_FRACTION = 0.01
+"""Parts of a step below this are not worth a note, and waiting for data not a limit."""
+
+
+class GradientReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trace says of gradients, per step, in two ways that ought to agree.
+
+    Attributes
+    ----------
+    tensors : gradients that backward accumulates.
+    bytes, source : of these together, and by what; None where no shapes are recorded.
+    messages : collectives in backward that reduce gradients.
+    message_bytes : of these together, None where there are none of known size.
+    """
+
+    tensors: int
+    bytes: float | None = None
+    source: str | None = None
+    messages: int = 0
+    message_bytes: float | None = None
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What importing a trace found: means over ``steps`` steps.
+
+    Attributes
+    ----------
+    steps_by : what marked the steps.
+    step_s, step_std_s : a step's length; its standard deviation, None for a single step.
+    parts_s : the step by what the device does (see :data:`perfmodel.traces.steps.PARTS`).
+    parts_per_step_fraction : the sum of these, over the step's length.
+    compute_s : the part of computing (with communication hidden) by what it is for.
+    timing_per_step_fraction : the workload's parts, over the step less exposed communication;
+        None without a workload.
+    workload : the profile; None where something is lacking, which ``lacks`` names.
+    """
+
+    trace: str
+    device: str
+    steps: int
+    steps_by: str
+    step_s: float
+    step_std_s: float | None
+    parts_s: dict[str, float]
+    parts_per_step_fraction: float
+    compute_s: dict[str, float]
+    layers: int
+    gradients: GradientReport
+    batch_size: int | None
+    precision: str
+    accumulation: int
+    timing_per_step_fraction: float | None = None
+    notes: tuple[str, ...] = ()
+    lacks: str | None = None
+    workload: Profile | None = None
+
+
+def import_trace(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    device_name: str | None = None,
+    batch_size: int | None = None,
+    precision: str | None = None,
+    gradient_bytes: float | None = None,
+    pid: str | None = None,
+    gpu: int | None = None,
+) -> Found:
+    """Import a trace that ``torch.profiler`` wrote.
+
+    Parameters
+    ----------
+    path : a file with ``traceEvents``, plain or compressed with gzip.
+    name, device_name, precision : what to write; else from the file's name and contents.
+    batch_size : samples of a step; else the first dimension of the first layer's input.
+    gradient_bytes : of all gradients, where the trace does not say.
+    pid, gpu : see :func:`perfmodel.traces.events.read`.
+
+    Raises
+    ------
+    InputError : the file is no trace, or holds nothing with a time.
+    """
+    if batch_size is not None:
+        whole_number("--batch-size", batch_size)
+    if gradient_bytes is not None:
+        number("--gradient-bytes", gradient_bytes, above=0.0)
+    trace = events.read(path, pid=pid, gpu=gpu)
+    found = attribution.attribute(trace)
+    try:
+        steps, by = find_steps(trace, found.works, found.loading)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    notes = list(trace.notes)
+    steps = _without_a_broken_first(steps, notes)
+    inside = [p for p in found.passes if any(_holds(step, p.at_s) for step in steps)]
+    accumulation = _accumulation(steps, inside, notes)
+    known = _gradients(found, inside, steps, gradient_bytes, notes)
+    if batch_size is None:
+        batch_size = _batch_size(inside, accumulation, notes)
+    if precision is None:
+        precision = known.precision or "float32"
+        source = "that of the gradients" if known.precision else "assumed"
+        notes.append(f"precision {precision}: {source} (--precision)")
+    serial = any("SingleProcess" in h.name for h in found.loading)
+    step_s = fmean(s.length_s for s in steps)
+    parts = {part: fmean(s.parts_s[part] for s in steps) for part in PARTS}
+    report = Found(
+        trace=str(path),
+        device=device_name or trace.device_name,
+        steps=len(steps),
+        steps_by=by,
+        step_s=step_s,
+        step_std_s=stdev(s.length_s for s in steps) if len(steps) > 1 else None,
+        parts_s=parts,
+        parts_per_step_fraction=sum(parts.values()) / step_s,
+        compute_s={phase: fmean(s.of_s(phase) for s in steps) for phase in PHASES},
+        layers=len(known.layers),
+        gradients=known.report,
+        batch_size=batch_size,
+        precision=precision,
+        accumulation=accumulation,
+    )
+    _say_parts(report, serial, notes)
+    lacks = _lacking(report, bool(known.layers or known.coarse))
+    report = msgspec.structs.replace(report, notes=tuple(notes), lacks=lacks)
+    if lacks is not None or batch_size is None:
+        return report
+    text = f"imported from {Path(path).name}, steps: {len(steps)} ({by}), communication taken out"
+    measured = Source("measured", text)
+    timing = _timing(report, steps, len(known.layers), serial, batch_size, measured)
+    whole = max(timing.total_s, timing.data_loading_s)
+    return msgspec.structs.replace(
+        report,
+        timing_per_step_fraction=whole / (step_s - parts["communication_exposed"]),
+        workload=Profile(
+            name=name or _stem(path),
+            source=measured,
+            timings=(timing,),
+            layers=known.layers,
+            gradients=known.coarse,
+        ),
+    )
+
+
+def to_json(profile: Profile) -> bytes:
+    """A workload file, without the keys that have nothing to say."""
+
+    def said(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: said(v) for k, v in value.items() if v not in (None, "", [], ())}
+        return [said(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+    return json.dumps(said(msgspec.to_builtins(profile)), indent=1).encode() + b"\n"
+
+
+def _stem(path: str | Path) -> str:
+    """A name from that of a file.
+
+    >>> _stem("runs/resnet50.pt.trace.json.gz")
+    'resnet50'
+    """
+    return Path(path).name.split(".")[0] or "trace"
+
+
+def _holds(step: Step, host_s: float) -> bool:
+    """Whether a moment on the host lies in a step."""
+    return step.host_s[0] <= host_s < step.host_s[1]
+
+
+def _without_a_broken_first(steps: list[Step], notes: list[str]) -> list[Step]:
+    """Leave out a first step in which the device still does what was launched before the trace."""
+    if len(steps) > 1 and steps[0].unlaunched_s > SEEN_FRACTION * steps[0].length_s:
+        notes.append("the first step is left out: part of its work was launched before the trace")
+        return steps[1:]
+    return steps
+
+
+def _accumulation(steps: Sequence[Step], passes: Sequence[Pass], notes: list[str]) -> int:
+    """Equal forward and backward passes of a step."""
+    trained = [p for p in passes if math.isfinite(p.backward_s)]
+    counts = {sum(_holds(step, p.at_s) for p in trained) for step in steps}
+    each = counts.pop() if len(counts) == 1 else 1
+    if each <= 1:
+        return 1
+    if len({tuple(p.names) for p in trained}) > 1:
+        notes.append(f"{each} backward passes per step of different models: taken as one")
+        return 1
+    notes.append(f"{each} forward and backward passes per step: gradient accumulation")
+    return each
+
+
+class _Gradients(msgspec.Struct):
+    """The gradients of a workload: in layers, or coarse, or not known."""
+
+    report: GradientReport
+    precision: str | None
+    layers: tuple[Layer, ...] = ()
+    coarse: Gradients | None = None
+
+
+def _gradients(
+    found: Attribution,
+    passes: Sequence[Pass],
+    steps: Sequence[Step],
+    given: float | None,
+    notes: list[str],
+) -> _Gradients:
+    """Find the sizes: from shapes by layer, else as given, else from shapes or messages."""
+    sent = [m for m in gradients.messages(found) if any(_holds(step, m.host_s) for step in steps)]
+    sent_bytes = sum(m.bytes for m in sent) / len(steps) or None
+    trained = [p for p in passes if p.accumulated]
+    alike = all(tuple(p.names) == found.names for p in trained)
+    # of equal passes one has them all, of different models each has its own
+    trained = trained[:1] if alike else [p for p in trained if _holds(steps[0], p.at_s)]
+    sizes = [g for p in trained for g in gradients.gradients_of(p)[0]]
+    source = gradients.gradients_of(trained[0])[1] if sizes else ""
+    own_bytes = float(sum(g.bytes for g in sizes)) or None
+    report = GradientReport(
+        tensors=sum(len(p.accumulated) for p in trained),
+        bytes=own_bytes,
+        source=source or None,
+        messages=round(len(sent) / len(steps)),
+        message_bytes=sent_bytes,
+    )
+    result = _Gradients(
+        report, gradients.precision([g.kind for g in sizes] + [m.kind for m in sent])
+    )
+    agree = own_bytes == sent_bytes or sent_bytes is None
+    if own_bytes and not agree:
+        notes.append(
+            f"{source} make {own_bytes:.0f} bytes, the messages that reduce them {sent_bytes:.0f}"
+        )
+    if not alike:
+        notes.append("passes differ in their layers: the workload has none")
+    elif sizes and (agree or "gradients" in source) and all(g.layer is not None for g in sizes):
+        result.layers = gradients.layers(found, sizes)
+    if sizes and len(sizes) != report.tensors:
+        notes.append(f"of {report.tensors} gradients, {len(sizes)} sizes are known ({source})")
+    if result.layers and given:
+        notes.append("--gradient-bytes is not needed: the trace has the size of each gradient")
+    if not result.layers and (total := given or (own_bytes if agree else sent_bytes)):
+        result.coarse = Gradients(
+            bytes=total,
+            tensors=max(1, report.tensors, len(sizes)),
+            largest_bytes=max(g.bytes for g in sizes) if sizes and total == own_bytes else None,
+        )
+        if alike:
+            notes.append("sizes of gradients are not known by layer: the workload has none")
+    return result
+
+
+def _batch_size(passes: Sequence[Pass], accumulation: int, notes: list[str]) -> int | None:
+    """Samples of a step by the shapes of inputs."""
+    each = next((n for p in passes if (n := gradients.samples(p))), None)
+    if each is None:
+        return None
+    notes.append(f"batch size {each * accumulation}: from the first layer's input (--batch-size)")
+    return each * accumulation
+
+
+def _say_parts(found: Found, serial: bool, notes: list[str]) -> None:
+    """Say what to know of a step's parts."""
+    parts, step_s = found.parts_s, found.step_s
+    if parts["idle"] > SEEN_FRACTION * step_s:
+        notes.append(
+            f"the device idles {parts['idle'] / step_s:.1%} of the step, waiting neither for "
+            "communication nor for data: in other_s"
+        )
+    if found.compute_s["buckets"] > SEEN_FRACTION * step_s:
+        part = found.compute_s["buckets"] / step_s
+        notes.append(f"gradients are copied to buckets and back {part:.1%} of the step: in other_s")
+    if parts["data_loading"] > SEEN_FRACTION * step_s:
+        where = (
+            "on the training thread: in other_s"
+            if serial
+            else "so loading takes as long as the step"
+        )
+        part = parts["data_loading"] / step_s
+        notes.append(f"the device waits for data {part:.1%} of the step, {where}")
+    if found.step_std_s is not None and found.step_std_s > 0.25 * step_s:
+        notes.append(f"steps differ much: standard deviation {found.step_std_s / step_s:.0%}")
+
+
+def _lacking(found: Found, known: bool) -> str | None:
+    """What a workload needs and the trace does not have."""
+    if found.compute_s["backward"] <= 0.0:
+        return "a backward pass, so it shows no training step"
+    missing = []
+    if not known:
+        missing.append("sizes of gradients, by shapes or messages: --gradient-bytes")
+    if found.batch_size is None:
+        missing.append("the shape of an input: --batch-size")
+    return f"{'; '.join(missing)}; or trace with record_shapes=True" if missing else None
+
+
+def _timing(
+    found: Found, steps: Sequence[Step], layers: int, serial: bool, batch_size: int, source: Source
+) -> Timing:
+    """The times of a step: means, with the spread by layer where there is more than one step."""
+    mean: dict[str, tuple[float, ...]] = {}
+    spread: dict[str, Seconds] = {}
+    for phase in ("forward", "backward"):
+        values = [[s.compute_s.get((phase, i), 0.0) for s in steps] for i in range(layers)]
+        mean[phase] = tuple(map(fmean, values))
+        if len(steps) > 1:
+            whole = stdev(s.of_s(phase) for s in steps)
+            spread[phase] = tuple(map(stdev, values)) if layers else whole
+    passes = found.compute_s["forward"] + found.compute_s["backward"]
+    layered = sum(map(sum, mean.values())) if layers else passes
+    copy_s, waiting_s = found.parts_s["copies"], found.parts_s["data_loading"]
+    limited = not serial and waiting_s > SEEN_FRACTION * found.step_s
+    other_s = found.parts_s["idle"] + found.compute_s["buckets"] + found.compute_s["other"]
+    other_s += passes - layered + (0.0 if limited else waiting_s)
+    optimizer_s = found.compute_s["optimizer"]
+    own = [s.length_s - s.parts_s["communication_exposed"] for s in steps]
+    return Timing(
+        device=found.device,
+        batch_size=batch_size,
+        source=source,
+        precision=found.precision,
+        forward_s=mean["forward"] if layers else found.compute_s["forward"],
+        backward_s=mean["backward"] if layers else found.compute_s["backward"],
+        forward_std_s=spread.get("forward"),
+        backward_std_s=spread.get("backward"),
+        optimizer_s=optimizer_s,
+        data_loading_s=layered + optimizer_s + copy_s + other_s + waiting_s if limited else 0.0,
+        copy_s=copy_s,
+        other_s=max(0.0, other_s),
+        step_std_s=stdev(own) if len(own) > 1 else None,
+        accumulation=found.accumulation,
+    )
