@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from perfmodel import cluster as clusters_
 from perfmodel import device as devices_
 from perfmodel import files
 from perfmodel.cluster import Cluster
-from perfmodel.device import Device, PeakRates, roofline_s
-from perfmodel.errors import InputError, unknown_name, whole_number
+from perfmodel.device import Device, roofline_s
+from perfmodel.errors import InputError, unknown_name
 from perfmodel.profile import SCHEMA, Profile, Timing, read_profile, timings_on
-from perfmodel.provenance import Assumption, Source
+from perfmodel.provenance import Assumption
+from perfmodel.transfer import estimate
 from perfmodel.workload import Workload, resolve
-
-ESTIMATE_BATCH_SIZE = 32
-"""Batch size assumed where neither the user nor any timing names one."""
 
 DEFAULT_CLUSTER = "ethernet-10g"
 
@@ -106,12 +103,12 @@ def workload(
     """A profile's workload on a device: measured, or estimated in the best way there is.
 
     In this order: per-layer times of that device; a published throughput of that device, shared
-    among the layers by their roofline times; or no figure at all, and then the roofline time
-    divided by the efficiency that the model reaches on devices with published figures.
+    among the layers by their roofline times; or :func:`perfmodel.transfer.estimate`.
 
     Raises
     ------
-    InputError : the device is neither in the profile nor in the catalogue.
+    InputError : the device is neither in the profile nor in the catalogue, or nothing is known by
+        which to estimate the profile's times on it.
     """
     if device_name is None or device_name in profile.devices:
         timings = timings_on(profile, device_name, precision)
@@ -130,9 +127,18 @@ def workload(
     known = device_names()
     if device_name not in known:
         raise unknown_name("device", device_name, {*known, *profile.devices})
-    if not profile.layers:
-        raise unknown_name(f"device for {profile.name}", device_name, profile.devices)
-    return _estimate(profile, device(device_name), precision or "float32", batch_size)
+    devices, models = _everything()
+    others = [one for one in models if one.name != profile.name]
+    return estimate(
+        profile, device_name, precision or "float32", batch_size, devices=devices, others=others
+    )
+
+
+@functools.cache
+def _everything() -> tuple[dict[str, Device], list[Profile]]:
+    """All shipped devices by name, and all shipped models."""
+    devices = {name: device(name) for name in device_names()}
+    return devices, [model(name) for name in model_names()]
 
 
 def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
@@ -140,42 +146,6 @@ def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
     if timing.device not in device_names() or not any(la.forward_flop for la in profile.layers):
         return None
     return roofline_s(device(timing.device), profile.layers, timing.batch_size, timing.precision)
-
-
-def _estimate(profile: Profile, target: Device, precision: str, batch_size: int | None) -> Workload:
-    """A workload on a device without any figure, by roofline and the efficiency seen elsewhere."""
-    if precision not in PeakRates.__struct_fields__:
-        raise unknown_name("precision", precision, PeakRates.__struct_fields__)
-    known = device_names()
-    efficiencies = []
-    for timing in profile.timings:
-        if timing.source.kind == "published" and timing.device in known:
-            shares = roofline_s(
-                device(timing.device), profile.layers, timing.batch_size, timing.precision
-            )
-            efficiencies.append(3.0 * sum(shares) / timing.total_s)
-    if not efficiencies:
-        raise unknown_name(f"device for {profile.name}", target.name, profile.devices)
-    efficiency = float(np.median(efficiencies))
-    size = ESTIMATE_BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
-    shares = roofline_s(target, profile.layers, size, precision)
-    timing = Timing(
-        device=target.name,
-        batch_size=size,
-        precision=precision,
-        step_s=3.0 * sum(shares) / efficiency,
-        source=Source("estimated", f"roofline of {target.title}, {target.source.text}"),
-    )
-    note = Assumption(
-        "efficiency",
-        round(efficiency, 4),
-        "of the roofline",
-        f"median of {len(efficiencies)} published figures of {profile.name} on other devices",
-    )
-    notes = [note]
-    if batch_size is None:
-        notes.append(Assumption("batch_size", size, "samples", "default"))
-    return resolve(profile, [timing], batch_size=size, layer_shares=shares, assumptions=notes)
 
 
 def _names(kind: str, ending: str) -> list[str]:

@@ -29,11 +29,15 @@ class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A device type (schema ``perfmodel.device/1``): peak rates and memory."""
+    """A device type (schema ``perfmodel.device/1``): peak rates and memory.
+
+    ``kind`` says from which other devices something can be learnt about this one.
+    """
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
     name: str
     title: str
+    kind: Literal["cpu", "gpu"] = "gpu"
     peak_flop_per_s: PeakRates
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float | None = None
@@ -45,8 +49,12 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             number("memory_bytes", self.memory_bytes, above=0.0)
 
     def peak(self, precision: str) -> float:
-        """Peak FLOP/s at ``precision``; that of float32 where the device has no figure for it."""
-        found = getattr(self.peak_flop_per_s, precision, None)
+        """Peak FLOP/s at ``precision``; that of float32 where the device has no figure for it.
+
+        16 bits alone (*bf16*, *fp16*) are as fast as *mixed*.
+        """
+        name = "mixed" if precision in ("bf16", "fp16") else precision
+        found = getattr(self.peak_flop_per_s, name, None)
         return float(found if found is not None else self.peak_flop_per_s.float32)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.profile import Profile, Timing, total_s
 from perfmodel.provenance import Assumption, Source
+from perfmodel.scaling import at_batch_size, batch_error, launching, together
 
 BACKWARD_OVER_FORWARD = 2.0
 """Backward does two products (gradients of inputs and of weights) for each one of forward."""
@@ -38,6 +39,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     ``layers`` is empty for a coarse workload; the totals are always there. ``quality`` is
     *estimated* as soon as any time was derived rather than measured at this very batch size.
+    ``error_fraction`` is how far the compute times of nine of ten such estimates are off, as a
+    factor less one (0.35: within a factor of 1.35); None where the step itself was measured.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     quality: Quality
     source: Source
     assumptions: tuple[Assumption, ...] = ()
+    error_fraction: float | None = None
 
     @property
     def compute_s(self) -> float:
@@ -119,18 +123,20 @@ def resolve(
     batch_size: int | None = None,
     layer_shares: Sequence[float] | None = None,
     assumptions: Sequence[Assumption] = (),
+    error_fraction: float | None = None,
 ) -> Workload:
     """Turn a profile and its timings on one device into a workload at one batch size.
 
     Parameters
     ----------
-    timings : of one device and precision; the largest measured batch size is the default.
+    timings : of one device and precision, by batch size; the largest is the default.
     layer_shares : share of the step's compute of each layer, for timings that only know the
         step; without it the layers' floating-point operations decide.
+    error_fraction : how far the timings themselves may be off, None if they were measured.
 
-    At a batch size that was not measured, times are linear between the two nearest measured
-    sizes (and beyond them); from a single size they are proportional. Either makes the
-    workload *estimated*.
+    At a batch size that was not measured the times are those of
+    :func:`perfmodel.scaling.at_batch_size`, which makes the workload *estimated*. The time of the
+    optimizer and the spread are those of the nearest size.
     """
     notes = list(assumptions)
     if batch_size is None:
@@ -138,59 +144,72 @@ def resolve(
         notes.append(
             Assumption("batch_size", batch_size, "samples", "largest batch size of the profile")
         )
-    whole_number("batch_size", batch_size)
-    near = _nearest_two(timings, batch_size)
-    forward, backward, rule = _layer_seconds(profile, near[0], layer_shares)
-    optimizer_s, loading_s = near[0].optimizer_s, near[0].data_loading_s
-    interpolated = near[0].batch_size != batch_size
-    if interpolated:
-        other = near[1] if len(near) > 1 else None
-        f2, b2, _ = _layer_seconds(profile, other, layer_shares) if other else (None, None, None)
-        x, x2 = near[0].batch_size, other.batch_size if other else 0
-
-        def at(first: float, second: float) -> float:
-            return max(0.0, first + (second - first) * (batch_size - x) / (x2 - x))
-
-        forward = [at(a, b) for a, b in zip(forward, f2 or [0.0] * len(forward), strict=True)]
-        backward = [at(a, b) for a, b in zip(backward, b2 or [0.0] * len(backward), strict=True)]
-        loading_s = at(loading_s, other.data_loading_s if other else 0.0)
-        sizes = ", ".join(str(t.batch_size) for t in near)
-        how = "linear in the batch size from" if other else "proportional to"
-        notes.append(
-            Assumption("layer times", batch_size, "samples", f"{how} the profile's {sizes}")
-        )
+    size = whole_number("batch_size", batch_size)
+    near = min(timings, key=lambda t: (abs(t.batch_size - size), t.batch_size))
+    used = _used(timings, size)
+    parts = [_layer_seconds(profile, t, layer_shares) for t in used]
+    sizes = [t.batch_size for t in used]
+    rule = next((found for _, _, found in parts if found), None)
+    sized = _sizes(profile)
+    if sizes == [size]:
+        forward, backward, _ = parts[0]
+        loading_s = near.data_loading_s
+    else:
+        seconds = [[*forward, *backward] for forward, backward, _ in parts]
+        passes = at_batch_size(sizes, seconds, size, tensors=sized["tensors"]).tolist()
+        forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
+        loading = [[t.data_loading_s] for t in used]
+        loading_s = float(at_batch_size(sizes, loading, size, tensors=0)[0])
+        how = _how(sizes, size, sized["tensors"], sum(seconds[0]))
+        notes.append(Assumption("layer times", size, "samples", how))
     if rule:
         notes.append(Assumption("layer shares", rule, "", "the profile only knows the whole step"))
-    measured = not interpolated and rule is None and near[0].source.kind == "measured"
+    error = together(error_fraction, batch_error(sizes, size))
+    if error is not None:
+        error = round(error, 2)
+        why = f"nine of ten such estimates are within a factor of {1 + error:.2f} of the truth"
+        notes.append(Assumption("compute time error", error, "", why))
+    measured = sizes == [size] and rule is None and near.source.kind == "measured"
     return Workload(
         name=profile.name,
-        device=near[0].device,
-        precision=near[0].precision,
-        batch_size=batch_size,
+        device=near.device,
+        precision=near.precision,
+        batch_size=size,
         forward_s=sum(forward),
         backward_s=sum(backward),
-        optimizer_s=optimizer_s,
+        optimizer_s=near.optimizer_s,
         data_loading_s=loading_s,
         layers=_layers(profile, forward, backward),
-        step_cv=_step_cv(near[0]),
-        activation_bytes=batch_size * sum(layer.activation_bytes for layer in profile.layers),
+        step_cv=_step_cv(near),
+        activation_bytes=size * sum(layer.activation_bytes for layer in profile.layers),
         optimizer_state_bytes=profile.parameter_bytes
         * profile.optimizer_state_bytes_per_parameter_byte,
         quality="measured" if measured else "estimated",
-        source=near[0].source,
+        source=near.source,
         assumptions=tuple(notes),
-        **_sizes(profile),
+        error_fraction=error,
+        **sized,
     )
 
 
-def _nearest_two(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
-    """The timing at ``batch_size``, or the two it lies between (the two at that end beyond)."""
-    exact = [t for t in timings if t.batch_size == batch_size]
-    if exact:
-        return exact[:1]
-    below = sum(t.batch_size < batch_size for t in timings)
-    start = min(max(below - 1, 0), max(len(timings) - 2, 0))
-    return list(timings[start : start + 2])
+def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
+    """The timing at ``batch_size``, or the two it lies between, or all of them beyond."""
+    below = [t for t in timings if t.batch_size <= batch_size]
+    above = [t for t in timings if t.batch_size > batch_size]
+    if below and below[-1].batch_size == batch_size:
+        return below[-1:]
+    return [*below[-1:], *above[:1]] if below and above else list(timings)
+
+
+def _how(sizes: Sequence[int], batch_size: int, tensors: int, step_s: float) -> str:
+    """How the times follow from those at ``sizes``, in words."""
+    names = ", ".join(map(str, sizes))
+    if len(sizes) == 1:
+        fixed = launching(tensors, step_s)
+        return f"{fixed:.0%} fixed and the rest proportional, from the profile's {names}"
+    if min(sizes) < batch_size < max(sizes):
+        return f"linear in the batch size from the profile's {names}"
+    return f"a fixed and a proportional part, fitted to the profile's {names}"
 
 
 def _layer_seconds(
@@ -198,11 +217,15 @@ def _layer_seconds(
 ) -> tuple[list[float], list[float], str | None]:
     """Forward and backward seconds per layer, and the rule that made them (None if measured).
 
-    Copies and whatever else a step does are in the forward time of the first layer: a worker
-    does them before it computes, and communicates nothing by them.
+    Copies, whatever else a step does, and all passes but the last of an accumulated gradient are
+    in the forward time of the first layer: a worker does them before the pass that communicates.
     """
     forward, backward, rule = _shared_seconds(profile, timing, shares)
-    return [forward[0] + timing.copy_s + timing.other_s, *forward[1:]], backward, rule
+    last = 1.0 / timing.accumulation
+    earlier_s = (1.0 - last) * (sum(forward) + sum(backward))
+    forward, backward = [last * t for t in forward], [last * t for t in backward]
+    first_s = forward[0] + earlier_s + timing.copy_s + timing.other_s
+    return [first_s, *forward[1:]], backward, rule
 
 
 def _shared_seconds(

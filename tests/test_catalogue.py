@@ -54,6 +54,14 @@ def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) ->
     assert w.source.kind in ("published", "estimated")
     assert 1e-4 < w.compute_s < 10.0
     assert min(min(la.forward_s, la.backward_s) for la in w.layers) >= 0.0
+    if device not in catalogue.model(name).devices:
+        assert w.error_fraction is not None
+        assert 0.1 < w.error_fraction < 10.0
+
+
+@pytest.mark.parametrize("name", catalogue.device_names())
+def test_every_device_says_what_kind_it_is(name: str) -> None:
+    assert catalogue.device(name).kind == ("cpu" if name.startswith("cpu") else "gpu")
 
 
 def test_published_throughput_is_met_by_one_device() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from perfmodel import InputError, Profile, Source, predict
 from perfmodel.profile import Gradients, Layer, Tensor, Timing, timings_on
+from perfmodel.scaling import LAUNCH_S
 from perfmodel.workload import expanded, resolve
 from tests.jobs import cluster, job
 
@@ -40,21 +42,78 @@ def test_a_measured_batch_size_is_taken_as_it_is() -> None:
     assert w.assumptions == ()
 
 
-@pytest.mark.parametrize(("batch_size", "forward_s"), [(12, 3.75), (24, 6.0), (4, 2.25)])
-def test_other_batch_sizes_lie_on_the_line_through_the_two_nearest(
-    batch_size: int, forward_s: float
+def test_what_comes_before_the_pass_that_communicates_is_in_its_first_layer() -> None:
+    """Copies, what nobody explains, and three of four accumulated passes."""
+    timing = msgspec.structs.replace(per_layer(8, 1.0), copy_s=0.25, other_s=0.75, accumulation=4)
+    w = resolve(profile(timing), [timing])
+    assert [layer.forward_s for layer in w.layers] == [0.25 + 1.0 + 0.75 * 10.0, 0.5]
+    assert [layer.backward_s for layer in w.layers] == [0.75, 1.0]
+    assert w.compute_s == timing.total_s == 11.5
+
+
+LINEAR = "linear in the batch size from the profile's 8, 16"
+FITTED = "a fixed and a proportional part, fitted to the profile's 8, 16"
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "forward_s", "how"),
+    [(12, 3.75, LINEAR), (24, 6.0, FITTED), (4, 2.25, FITTED)],
+)
+def test_other_batch_sizes_lie_on_the_line_through_two_measured_ones(
+    batch_size: int, forward_s: float, how: str
 ) -> None:
     timings = [per_layer(8, 1.0), per_layer(16, 1.5)]
     w = resolve(profile(*timings), timings, batch_size=batch_size)
     assert w.forward_s == pytest.approx(forward_s)
     assert w.quality == "estimated"
-    assert w.assumptions[0].source == "linear in the batch size from the profile's 8, 16"
+    assert w.assumptions[0].source == how
+    assert w.optimizer_s == 0.5
 
 
-def test_a_single_batch_size_is_scaled_in_proportion() -> None:
+def test_a_single_batch_size_is_scaled_but_for_what_launches_operations() -> None:
     w = resolve(profile(per_layer(8, 1.0)), [per_layer(8, 1.0)], batch_size=2)
-    assert w.forward_s == pytest.approx(0.75)
+    fixed = 3 * LAUNCH_S / 10.0  # of three tensors, as a part of a step of 10 s
+    assert w.forward_s == pytest.approx(3.0 * (fixed + (1 - fixed) / 4))
     assert w.quality == "estimated"
+
+
+def test_the_error_of_derived_times_is_among_the_assumptions() -> None:
+    timings = [per_layer(8, 1.0), per_layer(16, 1.5)]
+    near = resolve(profile(*timings), timings, batch_size=12)
+    far = resolve(profile(*timings), timings, batch_size=256)
+    assert near.error_fraction is not None
+    assert far.error_fraction is not None
+    assert 0 < near.error_fraction < far.error_fraction
+    for w in (near, far):
+        note = next(a for a in w.assumptions if a.name == "compute time error")
+        assert (note.value, note.unit) == (w.error_fraction, "")
+        assert f"factor of {1 + w.error_fraction:.2f}" in note.source
+    result = predict(job(far, cluster(1e9), 2, "ring"))
+    assert "compute time error" in {a.name for a in result.assumptions}
+
+
+def test_measured_and_published_sizes_have_no_error() -> None:
+    timings = [per_layer(8, 1.0), per_layer(16, 1.5)]
+    published = Timing("gpu", 10, PUBLISHED, samples_per_s=5.0)
+    for w in (resolve(profile(*timings), timings), resolve(profile(published), [published])):
+        assert w.error_fraction is None
+        assert "compute time error" not in {a.name for a in w.assumptions}
+
+
+def test_optimizer_and_spread_are_those_of_the_nearest_size() -> None:
+    timings = [
+        Timing("cpu", size, MEASURED, forward_s=(1.0, 2.0), backward_s=(3.0, 4.0),
+               forward_std_s=(spread, 0.0), backward_std_s=(0.0, 0.0), optimizer_s=spread)
+        for size, spread in ((8, 0.1), (16, 0.2), (32, 0.4))
+    ]  # fmt: skip
+    for batch_size, nearest in ((2, 0.1), (11, 0.1), (12, 0.1), (13, 0.2), (99, 0.4)):
+        w = resolve(profile(*timings), timings, batch_size=batch_size)
+        assert (w.optimizer_s, w.step_cv) == pytest.approx((nearest, nearest / 10.0))
+
+
+def test_loading_data_from_a_single_size_is_in_proportion() -> None:
+    timing = Timing("cpu", 8, MEASURED, step_s=1.0, data_loading_s=0.4)
+    assert resolve(profile(timing), [timing], batch_size=4).data_loading_s == pytest.approx(0.2)
 
 
 def test_a_published_step_is_shared_by_operations_and_never_called_measured() -> None:

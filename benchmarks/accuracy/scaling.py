@@ -1,0 +1,302 @@
+"""``python -m benchmarks.accuracy.scaling PATH``: errors of compute times that nobody measured.
+
+PATH holds tables of step times against batch size on one device:
+
+- ``pollux_osdi21/throughput.csv`` and ``sia_sosp23/throughput.csv``: Qiao et al., "Pollux", OSDI
+  2021, and Jayaram Subramanya et al., "Sia", SOSP 2023; rows of one device, step less waiting,
+- ``mxnet_benchmarks/single_device.csv``: images/s of MXNet on one device.
+
+The catalogue's own timings are counted with them, and they alone judge other devices. Every figure
+is of steps that were left out. Errors are factors less one. The series of a group all weigh the
+same, however many sizes they have. The constants of ``perfmodel.scaling`` are what this prints.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import msgspec
+import numpy as np
+
+from perfmodel import catalogue
+from perfmodel.errors import InputError
+from perfmodel.profile import Gradients, Profile, Timing
+from perfmodel.scaling import at_batch_size
+from perfmodel.transfer import estimate
+
+TENSORS = {
+    "cifar10": 62,
+    "imagenet": 161,
+    "bert": 199,
+    "yolov3": 222,
+    "deepspeech2": 50,
+    "ncf": 14,
+    "Alexnet": 16,
+    "Inception-v3": 284,
+    "Resnet 50": 161,
+}
+"""Parameter tensors of the tables' models (ResNet-18, ResNet-50, BERT-base, YOLOv3, DeepSpeech2
+with five GRU layers, NeuMF; AlexNet, Inception v3, ResNet-50), about, from their definitions."""
+
+LAUNCHES_S = (0.0, 0.1e-3, 0.15e-3, 0.2e-3, 0.25e-3, 0.3e-3, 0.4e-3, 0.5e-3)
+MOST = (0.5, 0.6, 0.7, 0.8, 0.9)
+RATIOS = (2.0, 4.0, 8.0, math.inf)
+NEAR = 8.0
+"""Largest ratio of batch sizes by which the part that launches operations is chosen."""
+
+
+class Series(NamedTuple):
+    """Step times of a model on a device: ``table`` it is from, and points (batch size, seconds)."""
+
+    table: str
+    name: str
+    tensors: int
+    points: list[tuple[int, float]]
+
+
+class Case(NamedTuple):
+    """``group`` of the error, ``series`` it is from, and the error, a factor less one."""
+
+    group: str
+    series: str
+    error: float
+
+
+def read(folder: Path) -> list[Series]:
+    """All series with at least two sizes, those of the catalogue last."""
+    found: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
+    for table in ("pollux_osdi21", "sia_sosp23"):
+        for row in _rows(folder / table / "throughput.csv"):
+            if row["num_replicas"] == "1":
+                key = (table, f"{row['model']} on {row['cluster']}", TENSORS[row["model"]])
+                computing_s = float(row["step_time_s"]) - float(row["sync_time_s"])
+                found[key][int(row["local_bsz"])] = computing_s
+    for row in _rows(folder / "mxnet_benchmarks" / "single_device.csv"):
+        if row["section"] == "Training results":
+            key = ("mxnet", f"{row['model']} on {row['device']}", TENSORS[row["model"]])
+            found[key][int(row["batch"])] = int(row["batch"]) / float(row["images_per_s"])
+    for one in (catalogue.model(name) for name in catalogue.model_names()):
+        tensors = sum(len(layer.tensors) for layer in one.layers)
+        for t in one.timings:
+            table = f"catalogue, {catalogue.device(t.device).kind}"
+            found[table, f"{one.name} on {t.device} {t.precision}", tensors][t.batch_size] = (
+                t.total_s
+            )
+    return [Series(*key, sorted(of.items())) for key, of in found.items() if len(of) > 1]
+
+
+def between(series: Sequence[Series]) -> Iterator[Case]:
+    """Every size from every two around it."""
+    for one in series:
+        points = one.points
+        for k in range(1, len(points) - 1):
+            for low in points[:k]:
+                for high in points[k + 1 :]:
+                    error = _error(one, [low, high], points[k])
+                    yield Case("batch size, between two", one.name, error)
+
+
+def beyond(series: Sequence[Series]) -> Iterator[Case]:
+    """Every size from every two or more neighbours that are all smaller or all larger."""
+    for one in series:
+        points = one.points
+        for i in range(len(points)):
+            for j in range(i + 2, len(points) + 1):
+                for point in points[:i] + points[j:]:
+                    ratio = max(points[i][0] / point[0], point[0] / points[j - 1][0])
+                    group = f"batch size, beyond several, {_up_to(ratio)}"
+                    yield Case(group, one.name, _error(one, points[i:j], point))
+
+
+def single(series: Sequence[Series]) -> Iterator[Case]:
+    """Every size from every other one, with constants chosen by the other tables."""
+    scores = launching_scores(series)
+    for one in series:
+        launch_s, most = _best({k: v for k, v in scores.items() if k[0] != one.table})
+        for start in one.points:
+            for point in one.points:
+                if point is not start:
+                    ratio = max(start[0] / point[0], point[0] / start[0])
+                    error = _launching_error(one, start, point, launch_s, most)
+                    yield Case(f"batch size, from one, {_up_to(ratio)}", one.name, error)
+
+
+def launching_scores(series: Sequence[Series]) -> dict[tuple[str, float, float], float]:
+    """Mean size of log errors from one size to near ones, by table and the two constants."""
+    found = {}
+    for table in dict.fromkeys(one.table for one in series):
+        for launch_s in LAUNCHES_S:
+            for most in MOST:
+                means = []
+                for one in (s for s in series if s.table == table):
+                    errors = [
+                        math.log1p(_launching_error(one, start, point, launch_s, most))
+                        for start in one.points
+                        for point in one.points
+                        if point is not start and 1 / NEAR <= point[0] / start[0] <= NEAR
+                    ]
+                    means += [float(np.mean(errors))] if errors else []
+                found[table, launch_s, most] = float(np.mean(means))
+    return found
+
+
+def devices() -> Iterator[Case]:
+    """Every timing of the catalogue as if its device were one that the profile has none on."""
+    known = {name: catalogue.device(name) for name in catalogue.device_names()}
+    models = [catalogue.model(name) for name in catalogue.model_names()]
+    for one in models:
+        others = [m for m in models if m is not one]
+        for timing in one.timings:
+            kind = known[timing.device].kind
+            left = [t for t in one.timings if t.device != timing.device]
+            alike = [t for t in left if known[t.device].kind == kind]
+            unlike = [t for t in left if known[t.device].kind != kind]
+            elsewhere = [m for m in others if set(m.devices) != {timing.device}]
+            away = [_without(m, timing.device) for m in elsewhere]
+            scenarios = {
+                f"other {kind}, models on both": (_with(one, alike), others),
+                f"other {kind}, no other model": (_with(one, alike), []),
+                f"other {kind}, no operations": (_coarse(one, alike), []),
+                f"other kind, {kind} that others ran on": (_with(one, unlike), others),
+                f"other kind, {kind} that none ran on": (_with(one, unlike), away),
+            }
+            for group, (profile, who) in scenarios.items():
+                if profile is None:
+                    continue
+                try:
+                    found = estimate(
+                        profile,
+                        timing.device,
+                        timing.precision,
+                        timing.batch_size,
+                        devices=known,
+                        others=who,
+                    )
+                except InputError:  # nothing to estimate by
+                    continue
+                how = " ".join(a.source for a in found.assumptions)
+                if "models on both" in group and "other models on both" not in how:
+                    continue
+                if "that others ran on" in group and f"other models on {timing.device}" not in how:
+                    continue
+                series = f"{one.name} on {timing.device} {timing.precision}"
+                yield Case(group, series, _factor(found.compute_s, timing.total_s))
+
+
+def _with(profile: Profile, timings: Sequence[Timing]) -> Profile | None:
+    """The profile with these timings only; None if there are none."""
+    return msgspec.structs.replace(profile, timings=tuple(timings)) if timings else None
+
+
+def _coarse(profile: Profile, timings: Sequence[Timing]) -> Profile | None:
+    """The same without layers."""
+    tensors = sum(len(layer.tensors) for layer in profile.layers)
+    if not timings:
+        return None
+    return msgspec.structs.replace(
+        profile,
+        layers=(),
+        gradients=Gradients(profile.parameter_bytes, tensors),
+        timings=tuple(_whole(t) for t in timings),
+    )
+
+
+def _whole(timing: Timing) -> Timing:
+    """The timing as if only the step had been measured."""
+    return Timing(
+        device=timing.device,
+        batch_size=timing.batch_size,
+        precision=timing.precision,
+        step_s=timing.total_s,
+        source=timing.source,
+    )
+
+
+def _without(profile: Profile, device: str) -> Profile:
+    kept = tuple(t for t in profile.timings if t.device != device)
+    return msgspec.structs.replace(profile, timings=kept)
+
+
+def _error(one: Series, given: Sequence[tuple[int, float]], point: tuple[int, float]) -> float:
+    """Error at a point, predicted from the given ones."""
+    sizes = [size for size, _ in given]
+    seconds = [[time] for _, time in given]
+    found = at_batch_size(sizes, seconds, point[0], tensors=one.tensors)
+    return _factor(float(found[0]), point[1])
+
+
+def _launching_error(
+    one: Series, start: tuple[int, float], point: tuple[int, float], launch_s: float, most: float
+) -> float:
+    fixed = min(most, launch_s * one.tensors / start[1])
+    return _factor(start[1] * (fixed + (1.0 - fixed) * point[0] / start[0]), point[1])
+
+
+def _factor(predicted: float, measured: float) -> float:
+    return max(predicted / measured, measured / predicted) - 1.0
+
+
+def _best(scores: dict[tuple[str, float, float], float]) -> tuple[float, float]:
+    """The constants with the least mean error, where each table counts the same."""
+    sums: dict[tuple[float, float], float] = defaultdict(float)
+    for (_, launch_s, most), score in scores.items():
+        sums[launch_s, most] += score
+    return min(sums, key=lambda key: sums[key])
+
+
+def _up_to(ratio: float) -> str:
+    return next(f"up to x{most:g}" for most in RATIOS if ratio <= most)
+
+
+def quantile(cases: Sequence[Case], q: float) -> float:
+    """Least error that a part ``q`` of the cases does not exceed; series weigh the same."""
+    count = Counter(case.series for case in cases)
+    ordered = sorted(cases, key=lambda case: case.error)
+    weights = np.cumsum([1.0 / count[case.series] for case in ordered])
+    # what is missing to q by rounding does not move it to the next case
+    place = int(np.searchsorted(weights, q * weights[-1] * (1.0 - 1e-9)))
+    return ordered[place].error
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@click.command()
+@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--worst", "count", default=0, help="Print this many of the worst cases too.")
+def main(path: Path, count: int) -> None:
+    """Leave out measured steps, estimate them, and print the errors by group."""
+    series = read(path)
+    scores = launching_scores(series)
+    launch_s, most = _best(scores)
+    click.echo(
+        f"{len(series)} series; launching: {launch_s * 1e3:g} ms per tensor, at most {most:g}"
+    )
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in [*between(series), *beyond(series), *single(series), *devices()]:
+        groups[case.group].append(case)
+    click.echo(f"{'group':42} {'series':>6} {'n':>5} {'median':>7} {'p90':>7} {'worst':>7}")
+    for group, cases in sorted(groups.items()):
+        number = len({case.series for case in cases})
+        figures = [quantile(cases, q) for q in (0.5, 0.9, 1.0)]
+        text = " ".join(f"{x:7.2f}" for x in figures)
+        click.echo(f"{group:42} {number:6} {len(cases):5} {text}")
+        for case in sorted(cases, key=lambda case: -case.error)[:count]:
+            click.echo(f"    {case.error:7.2f}  {case.series}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,0 +1,182 @@
+"""Compute times where nobody measured: at another batch size, and on another device.
+
+Every constant here was learnt from measured steps. An error is a factor less one, and the figure
+that nine of ten steps stay below that were left out and then estimated; each series of steps counts
+the same. ``python -m benchmarks.accuracy.scaling DATA`` prints them, from tables of others in DATA
+(Pollux, OSDI 2021; Sia, SOSP 2023; MXNet's performance page) and the catalogue's own timings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LAUNCH_S = 0.3e-3
+"""Seconds of a step for each parameter tensor, however few samples: starting its operations. The
+one of 0 to 0.5 ms with the least mean error from one batch size to others up to 8 times as large or
+small, where the three tables, the catalogue's GPUs and its CPU count the same."""
+
+MOST_LAUNCHING = 0.7
+"""Most of a step that is taken for starting operations; of 0.5 to 0.9, chosen with the other."""
+
+INTERPOLATION_ERROR = 0.24
+"""Between two measured batch sizes: 34 series, median 0.05, worst 0.59."""
+
+FITTED_ERROR = ((2.0, 0.31), (4.0, 0.59), (8.0, 0.63), (math.inf, 1.11))
+"""Ratio to the nearest of several measured sizes, and the error up to there. 34, 25, 23 and 19
+series; medians 0.08, 0.10, 0.18, 0.20. The worst are of a model whose step hardly changes with the
+batch (NeuMF): up to 1.3, 2.6, 5.5, and hundreds."""
+
+SINGLE_ERROR = ((2.0, 0.41), (4.0, 0.87), (8.0, 1.83), (math.inf, 4.19))
+"""The same from a single measured size. 38, 33, 23 and 19 series; medians 0.16, 0.31, 0.56, 0.95;
+worst 1.4, 3.4, 7.3, and hundreds (NeuMF again). The two constants above come from the other
+tables."""
+
+COMMON_ERROR = 0.60
+"""On a device of the same kind, where other models were measured on both: 18 timings of 5 models on
+3 GPUs, median 0.10, worst 0.66. Other batch sizes are a part of it."""
+
+KIND_ERROR = 1.69
+"""The same where no other model was measured on both: 23 timings of 5 models on 6 GPUs, median
+0.38, worst 1.96; the figure is that of 16-bit products, those of float32 stay within 0.99."""
+
+SPEED_ERROR = 2.16
+"""The same where the operations of the layers are not known either: 23 timings, median 0.50, worst
+2.47."""
+
+TYPICAL_ERROR = 1.45
+"""With the efficiency of other models on the device: 24 timings of 5 models on 4 GPUs, median 0.89,
+worst 1.49. (On the catalogue's only CPU 9 of 10 of 14 timings of 5 models stay within 0.43.)"""
+
+FOREIGN_ERROR = 1.69
+"""With the efficiency of other models on other GPUs: 27 timings of 5 models on 6 GPUs, median 0.32,
+worst 2.87."""
+
+
+def at_batch_size(
+    sizes: Sequence[int],
+    seconds: ArrayLike,
+    batch_size: int,
+    *,
+    tensors: int,
+) -> NDArray[np.float64]:
+    """Seconds of each layer at ``batch_size``; never negative, and exact at measured sizes.
+
+    Between two measured sizes they are linear. Beyond them each follows a + c * batch with
+    a, c >= 0, fitted to all sizes by least squares (errors as parts of the step) and scaled so
+    that it meets the nearest measured size. From a single size the fixed part a is
+    :func:`launching` of the step.
+
+    Parameters
+    ----------
+    sizes : measured batch sizes (n,), increasing.
+    seconds : measured times (n, layers).
+    tensors : parameter tensors of the model.
+
+    >>> at_batch_size([8, 16], [[0.3], [0.5]], 32, tensors=1).round(6)
+    array([0.9])
+    """
+    x, t = np.asarray(sizes, float), np.asarray(seconds, float)
+    if batch_size in sizes:
+        return np.array(t[sizes.index(batch_size)])
+    if x[0] < batch_size < x[-1]:
+        i = int(np.searchsorted(x, batch_size))
+        return np.array(t[i - 1] + (t[i] - t[i - 1]) * (batch_size - x[i - 1]) / (x[i] - x[i - 1]))
+    end = 0 if batch_size < x[0] else -1
+    if len(x) == 1:
+        fixed = launching(tensors, float(t[0].sum()))
+        return np.array(t[0] * (fixed + (1.0 - fixed) * batch_size / x[0]))
+    a, c = _affine(x, t)
+    there, here = a + c * batch_size, a + c * x[end]
+    return np.array(t[end] * np.divide(there, here, out=np.ones_like(here), where=here > 0))
+
+
+def launching(tensors: int, step_s: float) -> float:
+    """Part of a step that does not depend on its batch size, as far as a single size tells."""
+    return min(MOST_LAUNCHING, LAUNCH_S * tensors / step_s) if step_s > 0 else 0.0
+
+
+def _affine(
+    x: NDArray[np.float64], t: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Least-squares a, c >= 0 of t = a + c x for each column of t (at most one can bind)."""
+    total = t.sum(axis=1)
+    w = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0) ** 2
+    if not w.any():
+        return np.zeros(t.shape[1]), np.zeros(t.shape[1])
+    w /= w.sum()
+    mean_x, mean_t = w @ x, w @ t
+    spread = w @ (x - mean_x) ** 2
+    c = (w * (x - mean_x)) @ (t - mean_t) / spread if spread > 0 else np.zeros(t.shape[1])
+    a = mean_t - c * mean_x
+    through_zero = (w * x) @ t / (w @ x**2)
+    c = np.where(c < 0, 0.0, np.where(a < 0, through_zero, c))
+    a = np.where(c == 0, mean_t, np.where(a < 0, 0.0, a))
+    return a, c
+
+
+def batch_error(sizes: Sequence[int], batch_size: int) -> float | None:
+    """Error of :func:`at_batch_size` in nine of ten cases, None at a measured size.
+
+    It is a factor less one: 0.35 means between the true time over 1.35 and 1.35 times it.
+    """
+    if batch_size in sizes:
+        return None
+    if min(sizes) < batch_size < max(sizes):
+        return INTERPOLATION_ERROR
+    ratio = max(batch_size / max(sizes), min(sizes) / batch_size)
+    table = SINGLE_ERROR if len(sizes) == 1 else FITTED_ERROR
+    return next(error for most, error in table if ratio <= most)
+
+
+def together(*errors: float | None) -> float | None:
+    """Error of a product of estimates that err independently; None if none of them errs.
+
+    >>> together(None, 0.25)
+    0.25
+    """
+    given = [error for error in errors if error is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+    return math.exp(math.sqrt(sum(math.log1p(error) ** 2 for error in given))) - 1.0
+
+
+def group(kind: str) -> str:
+    """Group of a layer's kind: layers of a group reach about the same part of their roofline.
+
+    >>> [group(kind) for kind in ("conv2d", "batchnorm2d", "Linear", "attention")]
+    ['convolution', 'norm', 'linear', 'other']
+    """
+    kind = kind.lower()
+    words = {"norm": "norm", "embedding": "embedding", "conv": "convolution", "linear": "linear"}
+    return next((name for word, name in words.items() if word in kind), "other")
+
+
+def transferred(
+    groups: Sequence[str], seconds: ArrayLike, there: ArrayLike, here: ArrayLike
+) -> NDArray[np.float64]:
+    """Seconds of one pass of each layer on another device: its roofline here over efficiency.
+
+    Parameters
+    ----------
+    groups : of each layer; the layers of a group have one efficiency, their roofline time there
+        over their measured time.
+    seconds : measured there (layers,).
+    there, here : roofline seconds of the pass on the measured and on the other device (layers,).
+
+    What has no roofline time changes with the rest.
+
+    >>> transferred(["linear", "linear"], [4.0, 8.0], [1.0, 2.0], [0.5, 3.0])
+    array([ 2., 12.])
+    """
+    t, before, after = (np.asarray(v, float) for v in (seconds, there, here))
+    overall = after.sum() / before.sum() if before.sum() > 0 else 1.0
+    found = t * overall
+    for name in set(groups):
+        of = np.array([g == name for g in groups])
+        if before[of].sum() > 0:
+            found[of] = after[of] * (t[of].sum() / before[of].sum())
+    return np.array(found)
