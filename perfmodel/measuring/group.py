@@ -1,0 +1,344 @@
+"""Processes that have met, agree on what to do, and end together.
+
+Rank 0 listens. The others come to it, say who they are and what they were asked to do, and are
+told whether all agree. Then each has a *control* connection to rank 0 (rank 0 to each), over which
+rank 0 gives orders, and a *link* for what is measured to rank 0 and to its two neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel import __version__
+from perfmodel.errors import InputError, PerfmodelError
+from perfmodel.measuring.ranks import Place
+from perfmodel.measuring.sockets import Connection, Listener, LostError, connect
+
+if TYPE_CHECKING:
+    from typing import Self
+
+GREETING = "perfmodel"
+GRACE_S = 5.0
+"""How much longer the others wait for rank 0's verdict than it waits for them."""
+
+LAST_WORD_S = 2.0
+"""How long a process that lost another waits for somebody to say why."""
+
+
+class Hello(msgspec.Struct):
+    """What a rank says first; ``port`` is where its neighbour finds it."""
+
+    greeting: str
+    version: str
+    rank: int
+    ranks: int
+    arguments: dict[str, str]
+    node: int | None
+    host: str
+    port: int
+
+
+class Welcome(msgspec.Struct):
+    """What rank 0 answers: an ``error``, or where ranks listen and on which nodes they are."""
+
+    error: str
+    addresses: list[tuple[str, int]]
+    nodes: list[int]
+
+
+class Group:
+    """This process among those that have met (:func:`meet`).
+
+    Attributes
+    ----------
+    control : connections for orders, by rank: to all at rank 0, to rank 0 elsewhere.
+    links : connections for what is measured, by rank.
+    nodes : node of each rank, by number from 0, (ranks,).
+    local_host : address of this process, as the others see it.
+    patience_s : how long to wait for a word, which comes when others have done their work.
+    """
+
+    def __init__(self, place: Place, timeout_s: float) -> None:
+        self.place = place
+        self.patience_s = timeout_s
+        self.control: dict[int, Connection] = {}
+        self.links: dict[int, Connection] = {}
+        self.nodes: tuple[int, ...] = ()
+        self.local_host = place.host
+
+    def tell(self, rank: int, value: Any) -> None:
+        """Send ``rank`` an order, or an answer."""
+        self.control[rank].send_object({"value": value})
+
+    def hear(self, rank: int) -> Any:
+        """What ``rank`` tells next, within ``patience_s``.
+
+        Raises
+        ------
+        LostError : it has gone, or says nothing.
+        PerfmodelError : it says why all end.
+        """
+        one = self.control[rank]
+        one.timeout_s = self.patience_s
+        word = one.receive_object(dict[str, Any])
+        if "error" in word:
+            raise PerfmodelError(word["error"])
+        return word["value"]
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[Self]:
+        """What goes wrong inside, in one process, ends all of them, with the same line."""
+        try:
+            yield self
+        except PerfmodelError as error:
+            reason = self._reason(error)
+            for one in self.control.values():
+                with contextlib.suppress(LostError):
+                    one.send_object({"error": reason})
+            raise type(error)(reason) from None
+        finally:
+            self.close()
+
+    def _reason(self, error: PerfmodelError) -> str:
+        """What another rank says about ``error``, or which has gone; else its own text."""
+        if not isinstance(error, LostError):
+            return str(error)
+        sockets = {one.socket: one for one in self.control.values()}
+        until = time.monotonic() + LAST_WORD_S
+        while (left := until - time.monotonic()) > 0:
+            for key in select.select(list(sockets), [], [], left)[0]:
+                try:
+                    word = sockets[key].receive_object(dict[str, Any])
+                except LostError as found:
+                    return str(found)
+                if "error" in word:
+                    return str(word["error"])
+        return str(error)
+
+    def close(self) -> None:
+        """End all connections."""
+        for one in (*self.control.values(), *self.links.values()):
+            one.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def meet(
+    place: Place,
+    arguments: Mapping[str, str],
+    *,
+    timeout_s: float,
+    congestion: str = "",
+    node: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Group:
+    """Meet the other ranks, whose version and ``arguments`` (by flag) must be the same.
+
+    Parameters
+    ----------
+    timeout_s : how long to wait for them, and later for anything without a byte moving.
+    congestion : congestion control of all connections; "" for the system's.
+    node : number of this rank's node. Either all ranks say theirs or none; then ranks with the
+        same address share a node.
+
+    Raises
+    ------
+    InputError : they do not agree, or the address cannot be used.
+    LostError : one did not come, or has gone.
+    """
+    group = Group(place, timeout_s)
+    hello = Hello(
+        GREETING, __version__, place.rank, place.ranks, dict(arguments), node, place.host, 0
+    )
+    try:
+        if place.rank == 0:
+            _receive_all(group, hello, timeout_s, congestion, environment)
+        else:
+            _come(group, hello, timeout_s, congestion, environment)
+    except BaseException:
+        group.close()
+        raise
+    return group
+
+
+def _receive_all(
+    group: Group, own: Hello, timeout_s: float, congestion: str, environment: Mapping[str, str]
+) -> None:
+    """Rank 0: wait for the others, judge what they say, let them connect to each other."""
+    place = group.place
+    until = time.monotonic() + timeout_s
+    store = _torchrun_store(place, timeout_s, environment)
+    host, port = place.host, place.port
+    if store is not None:  # torchrun often knows a node by a name that leads elsewhere on itself
+        host, port = "" if ":" not in host else host, 0
+    with Listener(host, port, timeout_s, congestion) as listener:
+        if store is not None:
+            store.set(_key(environment), str(listener.port))
+        said = {0: own}
+        error = ""
+        while len(said) < place.ranks and not error:
+            try:
+                one, hello = _visitor(listener, until, Hello)
+            except LostError:
+                missing = [f"{rank}" for rank in range(place.ranks) if rank not in said]
+                error = f"rank {', '.join(missing)} did not come within {timeout_s:g} s"
+                continue
+            error = _refusal(own, hello, said)
+            if hello.rank in group.control or not 0 < hello.rank < place.ranks:
+                _answer(one, Welcome(error, [], []))
+                one.close()
+                continue
+            said[hello.rank] = hello
+            one.peer = f"rank {hello.rank}"
+            group.control[hello.rank] = one
+            group.local_host = own.host = one.local_host
+        if not error:
+            error = _disagreement(said)
+        addresses, nodes = [], []
+        if not error:
+            addresses = [(said[rank].host, said[rank].port) for rank in range(place.ranks)]
+            nodes = _nodes([said[rank] for rank in range(place.ranks)])
+        for one in group.control.values():
+            _answer(one, Welcome(error, addresses, nodes))
+        if error:
+            raise InputError(error)
+        group.nodes = tuple(nodes)
+        _let_in(group, listener, place.ranks - 1, timeout_s)
+
+
+def _come(
+    group: Group, own: Hello, timeout_s: float, congestion: str, environment: Mapping[str, str]
+) -> None:
+    """Any other rank: come to rank 0, then connect to it and to the neighbours for measuring."""
+    place = group.place
+    host, port = place.host, place.port
+    store = _torchrun_store(place, timeout_s, environment)
+    if store is not None:
+        port = _port_from(store, environment, timeout_s)
+    control = connect(host, port, timeout_s, congestion, "rank 0")
+    group.control[0] = control
+    group.local_host = own.host = control.local_host
+    with Listener(own.host, 0, timeout_s, congestion) as listener:
+        own.port = listener.port
+        control.send_object(msgspec.to_builtins(own))
+        control.timeout_s = timeout_s + GRACE_S
+        welcome = control.receive_object(Welcome)
+        control.timeout_s = timeout_s
+        if welcome.error:
+            raise InputError(welcome.error)
+        group.nodes = tuple(welcome.nodes)
+        meeting = [(0, (host, port))]
+        if place.rank > 1:
+            meeting.append((place.rank - 1, welcome.addresses[place.rank - 1]))
+        for rank, (there, door) in meeting:
+            link = connect(there, door, timeout_s, congestion, f"rank {rank}")
+            group.links[rank] = link
+            link.send_object({"link": place.rank})
+        if place.rank + 1 < place.ranks:
+            _let_in(group, listener, 1, timeout_s)
+
+
+def _let_in(group: Group, listener: Listener, count: int, timeout_s: float) -> None:
+    """Take the links of ``count`` other ranks."""
+    until = time.monotonic() + timeout_s
+    for _ in range(count):
+        link, found = _visitor(listener, until, dict[str, int])
+        rank = found.get("link", -1)
+        link.peer = f"rank {rank}"
+        group.links[rank] = link
+
+
+def _visitor(listener: Listener, until: float, kind: Any) -> tuple[Connection, Any]:
+    """The next one that says what is expected; who says something else is sent away."""
+    timeout_s = listener.timeout_s
+    while True:
+        one = listener.accept(until - time.monotonic())
+        try:
+            one.timeout_s = min(GRACE_S, timeout_s)
+            found = one.receive_object(kind)
+        except LostError:
+            one.close()
+            continue
+        one.timeout_s = timeout_s
+        return one, found
+
+
+def _answer(one: Connection, welcome: Welcome) -> None:
+    with contextlib.suppress(LostError):
+        one.send_object(msgspec.to_builtins(welcome))
+
+
+def _refusal(own: Hello, hello: Hello, said: Mapping[int, Hello]) -> str:
+    """Why a rank cannot take part, whatever the others say; "" if it can."""
+    if hello.greeting != GREETING or hello.version != own.version:
+        return f"rank {hello.rank} runs perfmodel {hello.version}, rank 0 runs {own.version}"
+    if hello.ranks != own.ranks:
+        return f"rank {hello.rank} was given --ranks {hello.ranks}, rank 0 --ranks {own.ranks}"
+    if hello.rank in said or not 0 < hello.rank < own.ranks:
+        return f"two processes were given --rank {hello.rank}"
+    return ""
+
+
+def _disagreement(said: Mapping[int, Hello]) -> str:
+    """The first difference between what ranks were asked to do; "" if there is none."""
+    own = said[0]
+    for rank in range(1, own.ranks):
+        other = said[rank]
+        for flag in {**own.arguments, **other.arguments}:
+            here, there = own.arguments.get(flag, ""), other.arguments.get(flag, "")
+            if here != there:
+                return f"rank {rank} was given {flag} {there!r}, rank 0 {here!r}"
+        if (own.node is None) != (other.node is None):
+            return f"--node: give it to all ranks or to none; rank 0 and rank {rank} differ"
+    return ""
+
+
+def _nodes(said: Sequence[Hello]) -> list[int]:
+    """Node of each rank: what they say, or a number for each address."""
+    hosts = list(dict.fromkeys(one.host for one in said))
+    return [hosts.index(one.host) if one.node is None else one.node for one in said]
+
+
+def _torchrun_store(place: Place, timeout_s: float, environment: Mapping[str, str]) -> Any:
+    """The store of torchrun, where it already listens at the address of rank 0; else None."""
+    there = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or there != (
+        place.host,
+        str(place.port),
+    ):
+        return None
+    from torch.distributed import TCPStore  # torchrun set this, so torch is there
+
+    try:
+        return TCPStore(
+            place.host, place.port, is_master=False, timeout=timedelta(seconds=timeout_s)
+        )
+    except RuntimeError as error:
+        raise LostError(f"torchrun: {str(error).splitlines()[0]}") from None
+
+
+def _key(environment: Mapping[str, str]) -> str:
+    return f"perfmodel/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/port"
+
+
+def _port_from(store: Any, environment: Mapping[str, str], timeout_s: float) -> int:
+    """The port that rank 0 told torchrun's store."""
+    try:
+        return int(store.get(_key(environment)))
+    except RuntimeError:
+        raise LostError(f"rank 0 did not come within {timeout_s:g} s") from None

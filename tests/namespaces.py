@@ -1,0 +1,151 @@
+"""Emulated nodes for tests: network namespaces of this machine, joined by a switch.
+
+Each node has a link of a given rate (token bucket, ``tc tbf``), both ways: what it sends is shaped
+where it leaves the node, what it receives where it leaves the switch. An Ethernet frame of 1514
+bytes carries 1448 of TCP, so at best 0.956 of the rate is goodput.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel import InputError
+from perfmodel.measuring.sockets import set_congestion
+
+BURST_BYTES = 16 * 1024
+"""So much passes at full speed after a pause: what 200 Mbit/s let pass in 0.7 ms. Messages that are
+not much larger find a faster link."""
+
+SLOW_START = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
+
+QUEUE_S = 0.01
+"""Longest wait in a link's queue; what comes then is dropped."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Namespaces that can reach each other; node i has the address ``addresses[i]``."""
+
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+
+    def popen(self, node: int, command: Sequence[str], **more: Any) -> subprocess.Popen[str]:
+        """Start ``command`` on a node; the caller waits for it or kills it."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.names[node], *command], encoding="utf-8", **more
+        )
+
+
+@contextlib.contextmanager
+def cluster(
+    nodes: int, bits_per_s: float, *, burst_bytes: int = BURST_BYTES, queue_s: float = QUEUE_S
+) -> Iterator[Nodes]:
+    """So many nodes with links of ``bits_per_s``; all gone at the end, whatever happened.
+
+    Raises
+    ------
+    subprocess.CalledProcessError : see :func:`available`.
+    """
+    token = f"pm{os.getpid()}-{secrets.token_hex(3)}"
+    switch = f"{token}-switch"
+    names = tuple(f"{token}-{i}" for i in range(nodes))
+    addresses = tuple(f"10.0.0.{i + 1}" for i in range(nodes))
+    made = []
+    try:
+        for name in (switch, *names):
+            _ip("netns", "add", name)
+            made.append(name)
+            _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
+            port = f"port{i}"
+            _ip(
+                *("-n", name, "link", "add", "eth0", "mtu", "1500", "type", "veth"),
+                *("peer", "name", port, "mtu", "1500", "netns", switch),
+            )
+            _ip("-n", switch, "link", "set", port, "master", "bridge")
+            for where, device in ((name, "eth0"), (switch, port)):
+                _run(
+                    *("tc", "-n", where, "qdisc", "add", "dev", device, "root", "tbf"),
+                    *("rate", f"{bits_per_s:.0f}bit", "burst", str(burst_bytes)),
+                    *("limit", f"{bits_per_s / 8 * queue_s + burst_bytes:.0f}"),
+                )
+                _ip("-n", where, "link", "set", device, "up")
+            _ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            # else a connection that waited while its worker computed starts slowly again
+            _ip("netns", "exec", name, "sh", "-c", f"echo 0 > {SLOW_START}")
+        yield Nodes(names, addresses)
+    finally:
+        for name in made:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip("netns", "delete", name)
+
+
+@functools.cache
+def available() -> str:
+    """Why there can be no such nodes here; "" where there can."""
+    if sys.platform != "linux":
+        return "network namespaces need Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            return f"network namespaces need {program}, which is not installed"
+    try:
+        with cluster(1, 1e9):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"network namespaces are not permitted here: {error.stderr.strip()}"
+
+
+def congestion_available(name: str) -> bool:
+    """Whether sockets of this process may use congestion control ``name``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+        try:
+            set_congestion(one, name)
+        except InputError:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def free_port(host: str = "127.0.0.1") -> Iterator[int]:
+    """A port that nobody else is given, while the processes of a test agree on it.
+
+    It stays bound, so that the kernel gives it to no other socket; one that asks for just this
+    port may still listen on it (Linux, as both reuse the address).
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((host, 0))
+        port = one.getsockname()[1]
+        if sys.platform != "linux":
+            one.close()
+        yield port
+
+
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(
+        command,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        timeout=60,
+    )
