@@ -27,7 +27,8 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     samples_per_s : of all workers together.
     compute_s : mean seconds of an iteration in which a worker computed.
     idle_fraction : of a worker's time in which it did not.
-    staleness : how often an update was how stale, by staleness; None where it is always zero.
+    staleness : how often an update was how stale; keys are staleness values as text. None where
+        it is always zero.
     update_per_tensor_s, update_per_byte_s : what applying a pushed tensor took the server; None
         where there is none, or where the tensors tell them not apart.
     sent_bytes : that a worker sent in an iteration.
@@ -41,7 +42,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     samples_per_s: float
     compute_s: float
     idle_fraction: float
-    staleness: dict[int, int] | None = None
+    staleness: dict[str, int] | None = None
     update_per_tensor_s: float | None = None
     update_per_byte_s: float | None = None
     sent_bytes: float | None = None
@@ -66,7 +67,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if not self.staleness:
             return None
         total = sum(self.staleness.values())
-        return sum(stale * count for stale, count in self.staleness.items()) / total
+        return sum(int(stale) * count for stale, count in self.staleness.items()) / total
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,6 +80,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     arch, options : architecture and options that say the same to ``make_job``.
     jitter : as text for ``make_job``; empty where the run added none.
     emulated : whether the accelerator was emulated by waits of the workload's times.
+    device : of those times; empty for the workload's default.
     """
 
     schema: Literal["perfmodel.run/1"] = "perfmodel.run/1"
@@ -92,6 +94,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     source: Source
     jitter: str = ""
     emulated: bool = False
+    device: str = ""
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size)
@@ -110,7 +113,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
             "arch": self.arch,
             "options": dict(self.options),
         }
-        return given | ({"jitter": self.jitter} if self.jitter else {})
+        given |= {"jitter": self.jitter} if self.jitter else {}
+        return given | ({"device": self.device} if self.device else {})
 
 
 def read_run(path: str | Path) -> Run:
