@@ -250,7 +250,10 @@ def _cluster(
         msgspec.structs.replace(o, nic=changed(o.nic)) if o.nic is not None else o
         for o in base.overrides
     )
-    return msgspec.structs.replace(base, nic=changed(base.nic), overrides=overrides)
+    if base.collectives:
+        why = "those measured are of another bandwidth or latency"
+        notes.append(Assumption("collectives", "closed forms", "", why))
+    return msgspec.structs.replace(base, nic=changed(base.nic), overrides=overrides, collectives=())
 
 
 __all__ = ["REL_CI", "TOLERANCE", "build_graph", "make_job", "predict"]

@@ -13,6 +13,9 @@ from perfmodel.provenance import Source
 
 SCHEMA = "perfmodel.cluster/1"
 
+Growth = Literal["constant", "log", "ring"]
+"""How a part of a collective's time grows with the ranks: see :mod:`perfmodel.costs`."""
+
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A full-duplex link: ``bandwidth_bytes_per_s`` each way, of which ``efficiency`` is achieved.
@@ -68,6 +71,77 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         whole_number("threads", self.threads)
 
 
+class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A collective of ``above_bytes`` bytes or more, up to where the next piece begins.
+
+    n bytes among two ranks take ``startup_s + n * per_byte_s``; among more, each part grows as
+    ``startup_growth`` and ``per_byte_growth`` say.
+    """
+
+    startup_s: float
+    per_byte_s: float
+    above_bytes: float = 0.0
+    startup_growth: Growth = "ring"
+    per_byte_growth: Growth = "ring"
+
+    def __post_init__(self) -> None:
+        number("startup_s", self.startup_s)
+        number("per_byte_s", self.per_byte_s)
+        number("above_bytes", self.above_bytes)
+
+
+class Uneven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Collectives among ``ranks`` ranks took ``factor`` times as long as their pieces say."""
+
+    ranks: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        whole_number("ranks", self.ranks, at_least=2)
+        number("factor", self.factor, above=0.0)
+
+
+class Collective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a collective was measured to take, in the place of the closed form of a ring.
+
+    Attributes
+    ----------
+    operation : its bytes are counted as in :class:`perfmodel.measurements.Measurement`.
+    pieces : in order of size, the first from 0 bytes on; libraries switch algorithms with size.
+    ranks, bytes : least and greatest that were measured; beyond them it is extrapolated.
+    uneven : numbers of ranks that do not fit into how the others grow, such as devices wired in
+        pairs.
+    error_fraction : 9 in 10 measured times are within this of the pieces; None where not known.
+    """
+
+    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+    pieces: tuple[Piece, ...]
+    ranks: tuple[int, int]
+    bytes: tuple[float, float]
+    uneven: tuple[Uneven, ...] = ()
+    error_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        begins = [piece.above_bytes for piece in self.pieces]
+        if not begins or begins[0] != 0.0:
+            raise InputError("pieces: the first must be above_bytes = 0")
+        if begins != sorted(set(begins)):
+            raise InputError("pieces: above_bytes must increase from one to the next")
+        for i, count in enumerate(self.ranks):
+            whole_number(f"ranks[{i}]", count, at_least=2)
+        for i, size in enumerate(self.bytes):
+            number(f"bytes[{i}]", size)
+        for name, (least, most) in (("ranks", self.ranks), ("bytes", self.bytes)):
+            if least > most:
+                raise InputError(f"{name}: least first, then most, got {least:g} and {most:g}")
+        counts = [each.ranks for each in self.uneven]
+        for count in counts:
+            if counts.count(count) > 1:
+                raise InputError(f"uneven: {count} ranks are given twice")
+        if self.error_fraction is not None:
+            number("error_fraction", self.error_fraction)
+
+
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Nodes and what joins them (schema ``perfmodel.cluster/1``).
 
@@ -83,6 +157,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     worker_threads : threads that a worker computes with on its node's cores, which it shares with
         servers there; None where workers compute on accelerators.
     overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
+    collectives : what collectives were measured to take, at most one of each operation.
     """
 
     schema: Literal["perfmodel.cluster/1"] = "perfmodel.cluster/1"
@@ -97,6 +172,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     worker_threads: int | None = None
     server: Server = Server()
     overrides: tuple[NodeOverride, ...] = ()
+    collectives: tuple[Collective, ...] = ()
     source: Source
 
     def __post_init__(self) -> None:
@@ -122,6 +198,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 raise InputError(f"overrides: there is no node {node} (0 to {self.nodes - 1})")
             if numbers.count(node) > 1:
                 raise InputError(f"overrides: node {node} is given twice")
+        operations = [measured.operation for measured in self.collectives]
+        for operation in operations:
+            if operations.count(operation) > 1:
+                raise InputError(f"collectives: {operation} is given twice")
 
     def node_of_worker(self, worker: int) -> int:
         """The node worker ``worker`` runs on."""
@@ -146,6 +226,27 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Relative speed of the devices of ``node``."""
         override = self._override(node)
         return override.speed if override is not None else 1.0
+
+    def collectives_of(self, workers: int) -> tuple[Collective, ...]:
+        """What collectives among ``workers`` workers take.
+
+        Bytes take longer than measured where a link of theirs is slower than ``nic``, in
+        proportion.
+        """
+        if not self.collectives or not self.overrides:
+            return self.collectives
+        links = (self.nic_of(node) for node in range(self.nodes_for(workers)))
+        slower = self.nic.goodput_bytes_per_s / min(link.goodput_bytes_per_s for link in links)
+        return tuple(
+            msgspec.structs.replace(
+                measured,
+                pieces=tuple(
+                    msgspec.structs.replace(piece, per_byte_s=piece.per_byte_s * max(slower, 1.0))
+                    for piece in measured.pieces
+                ),
+            )
+            for measured in self.collectives
+        )
 
     def _override(self, node: int) -> NodeOverride | None:
         return next((o for o in self.overrides if o.node == node), None)

@@ -395,6 +395,8 @@ def _evaluated(
     nominal = job.cluster.nic.bandwidth_bytes_per_s
     if "workers" in axes:
         changed["workers"] = axes["workers"]
+    if "latency_s" in axes or "bandwidth_bytes_per_s" in axes:
+        changed["collectives"] = ()  # they were measured at others
     if "latency_s" in axes:
         changed["latency_s"] = axes["latency_s"]
     if "bandwidth_bytes_per_s" in axes:

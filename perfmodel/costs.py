@@ -6,11 +6,18 @@ is there takes gamma n. Here alpha is ``latency_s``, beta is 1 / ``bandwidth_byt
 gamma is ``reduce_per_byte_s``. Each of the *p* ranks has a link of its own that carries the full
 bandwidth both ways at once. One rank alone takes no time. All arguments may be numbers, arrays or
 symbols; numbers of ranks are whole numbers.
+
+What was measured takes the place of a closed form (:func:`measured_collective_s`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
 from perfmodel.algebra import Quantity, ceil_log2, floor_log2, where
+from perfmodel.cluster import Collective, Growth
 
 
 def ring_allreduce_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
@@ -270,6 +277,91 @@ def hierarchical_allreduce_s(
         reduce_per_byte_s=reduce_per_byte_s,
     )
     return 2 * inside + levels * size_bytes * reduce_per_byte_s + between
+
+
+class Line(msgspec.Struct, frozen=True, eq=False):
+    """What a collective of ``above_bytes`` bytes or more takes: to start, and for each byte."""
+
+    startup_s: Quantity
+    per_byte_s: Quantity
+    above_bytes: Quantity = 0.0
+
+
+def line_s(lines: Sequence[Line], size_bytes: Quantity) -> tuple[Quantity, Quantity]:
+    """Seconds to start, and to move n bytes, by the line that goes for so many.
+
+    >>> line_s([Line(1.0, 0.5), Line(2.0, 0.25, above_bytes=8.0)], 8.0)
+    (2.0, 2.0)
+    """
+    startup_s, per_byte_s = lines[0].startup_s, lines[0].per_byte_s
+    for line in lines[1:]:
+        here = size_bytes >= line.above_bytes
+        startup_s = where(here, line.startup_s, startup_s)
+        per_byte_s = where(here, line.per_byte_s, per_byte_s)
+    return startup_s, per_byte_s * size_bytes
+
+
+def startup_growth(growth: Growth, ranks: Quantity) -> Quantity:
+    r"""Messages one after the other, as multiples of those among two ranks.
+
+    *log*: :math:`\lceil \lg p \rceil`, as along a tree; *ring*: :math:`p - 1`.
+
+    >>> [startup_growth(growth, 8) for growth in ("constant", "log", "ring")]
+    [1.0, 3, 7]
+    """
+    return _grown(growth, ranks, ranks - 1)
+
+
+def per_byte_growth(growth: Growth, ranks: Quantity) -> Quantity:
+    r"""Bytes over each member's link, as multiples of those among two ranks.
+
+    *log*: :math:`\lceil \lg p \rceil`, as along a tree; *ring*: :math:`2 \frac{p-1}{p}`.
+
+    >>> [per_byte_growth(growth, 8) for growth in ("constant", "log", "ring")]
+    [1.0, 3, 1.75]
+    """
+    return _grown(growth, ranks, 2.0 * (ranks - 1) / ranks)
+
+
+def _grown(growth: Growth, ranks: Quantity, ring: Quantity) -> Quantity:
+    match growth:
+        case "constant":
+            return where(ranks > 1, 1.0, 0.0)
+        case "log":
+            return ceil_log2(ranks)
+        case "ring":
+            return ring
+
+
+def measured_lines(measured: Collective, ranks: Quantity) -> tuple[Line, ...]:
+    """The pieces of a measured collective, among ``ranks`` ranks."""
+    factor: Quantity = 1.0
+    for each in measured.uneven:
+        factor = where(ranks == each.ranks, each.factor, factor)
+    return tuple(
+        Line(
+            factor * piece.startup_s * startup_growth(piece.startup_growth, ranks),
+            factor * piece.per_byte_s * per_byte_growth(piece.per_byte_growth, ranks),
+            piece.above_bytes,
+        )
+        for piece in measured.pieces
+    )
+
+
+def measured_collective_s(measured: Collective, ranks: Quantity, size_bytes: Quantity) -> Quantity:
+    r"""Seconds of a collective as measured, with the piece that goes for n bytes.
+
+    .. math:: g_\alpha(p)\, \alpha + g_\beta(p)\, n \beta
+
+    >>> from perfmodel.cluster import Piece
+    >>> measured = Collective(
+    ...     operation="all_reduce", pieces=(Piece(0.5, 0.02),), ranks=(2, 8), bytes=(1.0, 1e3)
+    ... )
+    >>> measured_collective_s(measured, 4, 100.0)
+    4.5
+    """
+    startup_s, moving_s = line_s(measured_lines(measured, ranks), size_bytes)
+    return startup_s + moving_s
 
 
 def _over(ranks: Quantity) -> Quantity:

@@ -126,7 +126,9 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
         raise unknown_name("variable", variable, RANGES)
     for job in (first, second):
         if not _varies(job, variable):
-            raise InputError(f"{variable}: cannot be varied where workers or links differ")
+            unlike = job.stragglers or job.cluster.overrides
+            why = "workers or links differ" if unlike else "collectives were measured"
+            raise InputError(f"{variable}: cannot be varied where {why}")
 
     def lead(values: Floats) -> Floats:
         rates = [
@@ -145,8 +147,7 @@ def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, 
     """Where, along each variable, one of two jobs becomes the faster one."""
     if name == other:
         raise InputError(f"against: both are {name}")
-    both = all(_varies(job, "workers") for job in (first, second))
-    variables = RANGES if both else ("batch_size",)
+    variables = [v for v in RANGES if _varies(first, v) and _varies(second, v)]
     return tuple(c for v in variables for c in between(first, second, v, (name, other)))
 
 
@@ -171,6 +172,8 @@ def _evaluated(job: Job, variable: str, values: Floats) -> coarse.Variants:
 
 
 def _varies(job: Job, variable: str) -> bool:
+    if variable == "bandwidth_bytes_per_s" and job.cluster.collectives:
+        return False  # they were measured at this one
     return variable == "batch_size" or not (job.stragglers or job.cluster.overrides)
 
 
@@ -284,6 +287,7 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
     """
     cluster = job.cluster
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
+    beyond = beyond or bool(cluster.collectives)  # formulas are of closed forms
     if variable not in SOLVED or beyond or coarse.asynchronous(job):
         return None
     import sympy

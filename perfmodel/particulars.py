@@ -100,12 +100,15 @@ def _training(job: Job, rate: float, totals: Totals) -> Training | None:
 
 
 def _notes(job: Job, memory: Memory) -> tuple[str, ...]:
+    architecture, _ = architectures.find(job.architecture)
+    notes = architecture.notes(job) if architecture.notes is not None else ()
     if memory.device_bytes is not None and memory.worker_bytes > memory.device_bytes:
         return (
             f"a worker needs about {show(memory.worker_bytes, 'bytes')}, more than the "
             f"{show(memory.device_bytes, 'bytes')} of {job.workload.device}",
+            *notes,
         )
-    return ()
+    return notes
 
 
 def finite(value: Any) -> Any:

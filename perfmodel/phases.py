@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, ceiling, is_symbol, maximum, minimum
+from perfmodel.cluster import Collective
 from perfmodel.job import Job
 from perfmodel.overlap import blend
 from perfmodel.workload import Workload, expanded
@@ -275,6 +276,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     layers : of the model, or the model as a whole.
     classes : of workers, where these differ; empty where all are alike.
     corrected : whether queueing is corrected for times that vary little.
+    collectives : as measured; those that are not take the closed form of a ring.
     """
 
     workers: Quantity
@@ -303,6 +305,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     layers: Layers | Whole
     classes: tuple[Class, ...] = ()
     corrected: bool = True
+    collectives: tuple[Collective, ...] = ()
 
     def slowest(self, steps: int = 1, late: int = 0) -> Quantity:
         """How many times longer than the average the slowest worker computes, on average.
@@ -431,6 +434,7 @@ def quantities_of(job: Job) -> Quantities:
         kind=kind,
         layers=Layers.of(w),
         classes=classes if len(classes) > 1 else (),
+        collectives=cluster.collectives_of(n),
     )
 
 

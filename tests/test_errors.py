@@ -180,7 +180,7 @@ TIMING_KEYS = (
 )
 CLUSTER_KEYS = (
     "schema, name, title, nic, nodes, devices_per_node, intra_node, core_oversubscription, "
-    "cpu_cores, worker_threads, server, overrides, source"
+    "cpu_cores, worker_threads, server, overrides, collectives, source"
 )
 JOB_KEYS = (
     "schema, model, workload, device, precision, batch_size, cluster, bandwidth_bytes_per_s, "

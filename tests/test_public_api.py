@@ -56,6 +56,22 @@ NOTHING = (type(None),)
 NUMBERS_BY_NAME = {"*": NUMBER}
 """A mapping with keys of the job's own, such as names of links."""
 LINK = {"bandwidth_bytes_per_s": NUMBER, "latency_s": NUMBER, "efficiency": NUMBER}
+COLLECTIVE = {
+    "operation": TEXT,
+    "pieces": [
+        {
+            "startup_s": NUMBER,
+            "per_byte_s": NUMBER,
+            "above_bytes": NUMBER,
+            "startup_growth": TEXT,
+            "per_byte_growth": TEXT,
+        }
+    ],
+    "ranks": [WHOLE],
+    "bytes": [NUMBER],
+    "uneven": [{"ranks": WHOLE, "factor": NUMBER}],
+    "error_fraction": NUMBER + NOTHING,
+}
 SOURCE = {"kind": TEXT, "text": TEXT, "url": TEXT + NOTHING, "date": TEXT + NOTHING}
 
 CRITICAL_STEP = {
@@ -156,6 +172,7 @@ PREDICTION: dict[str, Any] = {
                     "threads": WHOLE,
                 },
                 "overrides": [{"node": WHOLE, "nic": LINK, "speed": NUMBER}],
+                "collectives": [COLLECTIVE],
                 "source": SOURCE,
             },
             "workers": WHOLE,

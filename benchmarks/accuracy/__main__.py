@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.accuracy.cases import Case
 from perfmodel.errors import InputError
 
-SOURCES = ("cmdare", "testbed")
+SOURCES = ("cmdare", "collectives", "testbed")
 
 
 @click.command()

@@ -66,6 +66,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     unused : names of the options that have no effect, given the others.
     model_age : for architectures that exchange models, how many local steps one is from the last
         exchange; None, or returns None, where each step works on a model of its own time.
+    notes : what a prediction has to say of a job beyond its figures; None for nothing.
     aliases : other names, each with the options it stands for.
     """
 
@@ -83,6 +84,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     worker_bytes: Callable[[Job], float] | None = None
     unused: Callable[[Any], Collection[str]] = lambda options: ()
     model_age: Callable[[Job], ModelAge | None] | None = None
+    notes: Callable[[Job], tuple[str, ...]] | None = None
     coarse: Coarse | None = None
 
 

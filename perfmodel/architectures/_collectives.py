@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -11,8 +10,9 @@ import numpy as np
 
 from perfmodel import collectives, costs
 from perfmodel.algebra import Quantity, minimum, where
+from perfmodel.architectures._measured import Rate, measured_rate
 from perfmodel.architectures._network import Network
-from perfmodel.cluster import Cluster
+from perfmodel.cluster import Cluster, Collective
 from perfmodel.collectives import NONE, Schedule, waits_of
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import Floats, GraphBuilder, Ids
@@ -48,11 +48,17 @@ class Reduction(msgspec.Struct, frozen=True):
 
 
 REDUCTION_HELP = {
-    "algorithm": "how the sum is made: ring, halving_doubling (Rabenseifner), tree, double_tree "
-    "or hierarchical (inside each node, then a ring among nodes)",
+    "algorithm": "how the sum is made: ring (or as measured, if the cluster says), "
+    "halving_doubling (Rabenseifner), tree, double_tree or hierarchical (inside each node, then a "
+    "ring among nodes)",
     "chunks": "pieces of each half of the bytes, with algorithm=double_tree",
     "reduce_per_byte_s": "time to add one byte's worth of gradients",
 }
+
+MEASURED_ASSUMPTION = (
+    "where the cluster file has measured collectives, these take as long as measured, in the place "
+    "of a ring; they load every link with what a ring moves over it"
+)
 
 REDUCTION_ASSUMPTIONS = (
     "a ring moves 2(n-1)/n of the bytes over every member's link, both ways; it goes at the pace "
@@ -63,6 +69,7 @@ REDUCTION_ASSUMPTIONS = (
     "message with a latency of its own",
     "devices of a node use the link inside it together; a ring that is one flow loads it with what "
     "one device sends",
+    MEASURED_ASSUMPTION,
 )
 
 
@@ -78,12 +85,14 @@ class Members(msgspec.Struct, frozen=True, eq=False):
     capacity : of each link (bytes/s), (3 nodes + 1,); infinite where there is no such link.
     latency_s : of each node's link, (nodes,).
     inside_latency_s : of a link inside a node.
+    collectives : what those among these members were measured to take.
     """
 
     place: Ids
     capacity: Floats
     latency_s: Floats
     inside_latency_s: float
+    collectives: tuple[Collective, ...] = ()
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int) -> Members:
@@ -99,6 +108,7 @@ class Members(msgspec.Struct, frozen=True, eq=False):
             capacity=np.concatenate([out, out, [core], np.full(len(nics), rate)]),
             latency_s=np.array([nic.latency_s for nic in nics]),
             inside_latency_s=0.0 if inside is None else inside.latency_s,
+            collectives=cluster.collectives_of(workers),
         )
 
     @property
@@ -176,11 +186,26 @@ def _ring_cost(members: Members, moved: Floats, steps: int, added_s: Floats) -> 
     return Cost(moved, loads, steps * members.hop_s + added_s, moved / slowest)
 
 
+def _measured_cost(members: Members, moved: Floats, rate: Rate, sizes: Floats) -> Cost:
+    """What takes as long as measured on idle links, and moves what a ring does over each.
+
+    No more bytes than the links let pass in that time, so that these never make it longer.
+    """
+    loads = members.everywhere()
+    slowest = members.capacity[loads > 0.0].min()
+    startup_s, moving_s = costs.line_s(rate.lines, sizes)
+    passing = moving_s * slowest if slowest < math.inf else moved
+    return Cost(np.minimum(moved, passing), loads, startup_s, moving_s)
+
+
 def all_reduce_cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
     """What an all-reduce of each of ``sizes`` bytes costs."""
     n = len(members.place)
     if options.algorithm == "ring":
         moved = np.array([costs.ring_allreduce_bytes(n, size) for size in sizes])
+        rate = measured_rate(members.collectives, "all_reduce", n, options.reduce_per_byte_s)
+        if rate is not None:
+            return _measured_cost(members, moved, rate, sizes)
         added_s = moved / 2.0 * options.reduce_per_byte_s
         return _ring_cost(members, moved, costs.ring_allreduce_steps(n), added_s)
     schedule = schedule_of(members, options)
@@ -189,14 +214,23 @@ def all_reduce_cost(members: Members, sizes: Floats, options: Reduction) -> Cost
 
 def reduce_scatter_cost(members: Members, sizes: Floats, reduce_per_byte_s: float) -> Cost:
     """What a ring reduce-scatter of each of ``sizes`` bytes costs."""
-    n = len(members.place)
-    moved = np.array([costs.half_ring_bytes(n, size) for size in sizes])
-    return _ring_cost(members, moved, n - 1, moved * reduce_per_byte_s)
+    return _half_ring_cost(members, sizes, "reduce_scatter", reduce_per_byte_s)
 
 
 def all_gather_cost(members: Members, sizes: Floats) -> Cost:
     """What a ring all-gather costs whose results have ``sizes`` bytes, an n-th from each member."""
-    return reduce_scatter_cost(members, sizes, 0.0)
+    return _half_ring_cost(members, sizes, "all_gather", 0.0)
+
+
+def _half_ring_cost(
+    members: Members, sizes: Floats, operation: str, reduce_per_byte_s: float
+) -> Cost:
+    n = len(members.place)
+    moved = np.array([costs.half_ring_bytes(n, size) for size in sizes])
+    rate = measured_rate(members.collectives, operation, n, reduce_per_byte_s)
+    if rate is not None:
+        return _measured_cost(members, moved, rate, sizes)
+    return _ring_cost(members, moved, n - 1, moved * reduce_per_byte_s)
 
 
 def schedule_of(members: Members, options: Reduction) -> Schedule:
@@ -245,23 +279,6 @@ def _scheduled_cost(
     )
 
 
-class Rate(msgspec.Struct, frozen=True, eq=False):
-    """What a collective takes: seconds to start, and for each byte of the whole."""
-
-    startup_s: Quantity
-    per_byte_s: Quantity
-
-    def seconds(self, size_bytes: Quantity) -> Quantity:
-        """How long one of so many bytes takes."""
-        return self.startup_s + self.per_byte_s * size_bytes
-
-    @classmethod
-    def of(cls, cost: Callable[..., Quantity], **figures: Quantity) -> Rate:
-        """Of a closed form of :mod:`perfmodel.costs`, which is linear in the size."""
-        still = {name: 0.0 for name in figures if "latency" in name}
-        return cls(cost(size_bytes=0.0, **figures), cost(size_bytes=1.0, **{**figures, **still}))
-
-
 def _ring_figures(q: Quantities) -> dict[str, Quantity]:
     """A ring goes at the pace of the slowest link that it takes."""
     away = q.nodes > 1
@@ -290,7 +307,8 @@ def all_reduce_rate(q: Quantities, options: Reduction) -> Rate:
     }
     match options.algorithm:
         case "ring":
-            return Rate.of(costs.ring_allreduce_s, **_ring_figures(q), **adds)
+            rate = measured_rate(q.collectives, "all_reduce", q.workers, options.reduce_per_byte_s)
+            return rate or Rate.of(costs.ring_allreduce_s, **_ring_figures(q), **adds)
         case "halving_doubling":
             return Rate.of(costs.rabenseifner_allreduce_s, **each, **adds)
         case "tree":
@@ -337,12 +355,16 @@ def moved_between_nodes(q: Quantities, options: Reduction, size_bytes: Quantity)
 
 def reduce_scatter_rate(q: Quantities, reduce_per_byte_s: float = 0.0) -> Rate:
     """What a ring reduce-scatter among the workers takes, by bytes before it."""
-    return Rate.of(costs.reduce_scatter_s, **_ring_figures(q), reduce_per_byte_s=reduce_per_byte_s)
+    rate = measured_rate(q.collectives, "reduce_scatter", q.workers, reduce_per_byte_s)
+    return rate or Rate.of(
+        costs.reduce_scatter_s, **_ring_figures(q), reduce_per_byte_s=reduce_per_byte_s
+    )
 
 
 def all_gather_rate(q: Quantities) -> Rate:
     """What a ring all-gather among the workers takes, by bytes after it."""
-    return Rate.of(costs.all_gather_s, **_ring_figures(q))
+    rate = measured_rate(q.collectives, "all_gather", q.workers, 0.0)
+    return rate or Rate.of(costs.all_gather_s, **_ring_figures(q))
 
 
 class Communicator:

@@ -19,7 +19,6 @@ from perfmodel.architectures._collectives import (
     Communicator,
     Cost,
     Members,
-    Rate,
     Reduction,
     add_sends,
     all_gather_cost,
@@ -30,6 +29,7 @@ from perfmodel.architectures._collectives import (
     moved_between_nodes,
     schedule_of,
 )
+from perfmodel.architectures._measured import Rate, measured_in, measured_notes
 from perfmodel.architectures._messages import COMPRESSION_HELP, Compression, tensors_of
 from perfmodel.architectures._network import Network
 from perfmodel.architectures._workers import (
@@ -457,10 +457,8 @@ def _rate(q: Quantities, options: Options) -> Rate:
     """What it takes to sum gradients, by the bytes of one worker's before compression."""
     sent = options.sent_share
     if options.sparse:
-        gather = all_gather_rate(q)
-        return Rate(gather.startup_s, q.workers * sent * gather.per_byte_s)
-    rate = all_reduce_rate(q, options.reduction)
-    return Rate(rate.startup_s / options.concurrent, sent * rate.per_byte_s)
+        return all_gather_rate(q).sent(q.workers * sent)
+    return all_reduce_rate(q, options.reduction).sent(sent, at_once=options.concurrent)
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -474,7 +472,8 @@ def phases(job: Job, q: Quantities) -> Phases:
         shares, numbers = q.layers.once(("messages", job.options), lambda: _shares(job))
     sizes = [q.gradient_bytes * share for share in shares]
     seconds = [rate.seconds(size) for size in sizes]
-    figures = {"startup_s": rate.startup_s, "per_byte_s": rate.per_byte_s}
+    line = rate.chord(q.gradient_bytes)
+    figures = {"startup_s": line.startup_s, "per_byte_s": line.per_byte_s}
 
     def send(ready_s: list[Quantity]) -> Quantity:
         match options.bucketing:
@@ -498,8 +497,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     exposed = end - computed
     if options.cross_barrier and options.priority:
         # the first layer is reduced as soon as it is ready, and nothing can hide that
-        busy = len(sizes) * rate.startup_s + q.gradient_bytes * rate.per_byte_s
-        exposed = maximum(seconds[-1], busy - compute * late)
+        exposed = maximum(seconds[-1], sum(seconds) - compute * late)
     decode_per_byte_s = _decode_per_byte_s(options, q.workers) * q.slowdown
     compress = where(alone, 0.0, (encode_per_byte_s + decode_per_byte_s) * q.gradient_bytes)
     parts = {
@@ -517,13 +515,33 @@ def phases(job: Job, q: Quantities) -> Phases:
     return Phases(parts=parts, busy_s={"link of each node": link_s}, updates=1.0 / q.workers)
 
 
+def _operation(options: Options) -> str:
+    return "all_gather" if options.sparse else "all_reduce"
+
+
+def notes(job: Job) -> tuple[str, ...]:
+    """Where a job goes beyond the collectives that its cluster has measured."""
+    options: Options = job.options
+    operation = _operation(options)
+    if job.workers == 1 or options.algorithm != "ring":
+        return ()
+    if measured_in(job.cluster.collectives, operation) is None:
+        return ()
+    if options.each_send:
+        return (f"each_send: every send is simulated, and the measured {operation} is left out",)
+    messages = options.sent_bytes(messages_of(job).bytes)
+    return measured_notes(job, {operation: messages * (job.workers if options.sparse else 1)})
+
+
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation."""
     options: Options = job.options
     in_order = not (options.cross_barrier or options.each_send or options.credit_bytes > 0.0)
     one_by_one = options.concurrent == 1 and options.bucketing != "horovod"
     # the simulation merges layers by the times of backward alone, and then cuts what is merged
+    # with times that are linear in the size
     same = options.partition_bytes == math.inf and options.encode_per_byte_s == 0.0
+    same = same and measured_in(job.cluster.collectives, _operation(options)) is None
     as_planned = options.bucketing != "mg_wfbp" or same
     known = one_by_one and as_planned and closed(job, options.reduction)
     data = job.workload.data_loading_s == 0.0
@@ -604,6 +622,7 @@ ARCHITECTURE = Architecture(
     "Peng et al. (ByteScheduler), SOSP 2019, doi 10.1145/3341301.3359642",
     aliases={"ring": {"algorithm": "ring"}, "ar_sgd": {}},
     fold=_fold,
+    notes=notes,
     unused=lambda options: options.unused,
     coarse=Coarse(
         phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.03)

@@ -12,6 +12,7 @@ from perfmodel import costs
 from perfmodel.algebra import Quantity, maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._collectives import (
+    MEASURED_ASSUMPTION,
     Communicator,
     Members,
     all_gather_cost,
@@ -19,6 +20,7 @@ from perfmodel.architectures._collectives import (
     reduce_scatter_cost,
     reduce_scatter_rate,
 )
+from perfmodel.architectures._measured import measured_notes
 from perfmodel.architectures._workers import Workers, add_workers, alike, left_out, stagger_s
 from perfmodel.buckets import ddp_buckets
 from perfmodel.errors import number, whole_number
@@ -200,6 +202,12 @@ def phases(job: Job, q: Quantities) -> Phases:
     )
 
 
+def notes(job: Job) -> tuple[str, ...]:
+    """Where a job goes beyond the collectives that its cluster has measured."""
+    sizes = units_of(job.workload, job.options.unit_bytes).bytes
+    return measured_notes(job, {"all_gather": sizes, "reduce_scatter": sizes})
+
+
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation: where nothing is gathered in time."""
     data = job.workload.data_loading_s == 0.0
@@ -308,11 +316,13 @@ ARCHITECTURE = Architecture(
         "pass; both take the same time, and differ in memory alone",
         "a unit that was freed after forward is gathered again for backward, the last one included",
         "gathered parameters have as many bytes as gradients",
+        MEASURED_ASSUMPTION,
     ),
     source="Rajbhandari et al., SC 2020, doi 10.1109/SC41405.2020.00024; "
     "Zhao et al., PVLDB 16(12), 2023, doi 10.14778/3611540.3611569",
     aliases={"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}},
     fold=_fold,
+    notes=notes,
     unused=lambda options: options.unused,
     coarse=Coarse(
         phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.1)

@@ -17,6 +17,7 @@ from perfmodel.architectures._collectives import (
     closed,
     moved_between_nodes,
 )
+from perfmodel.architectures._measured import measured_notes
 from perfmodel.architectures._workers import (
     Workers,
     add_optimizer,
@@ -110,6 +111,13 @@ def phases(job: Job, q: Quantities) -> Phases:
     )
 
 
+def notes(job: Job) -> tuple[str, ...]:
+    """Where a job goes beyond the collectives that its cluster has measured."""
+    if job.options.algorithm != "ring":
+        return ()
+    return measured_notes(job, {"all_reduce": np.array([job.workload.gradient_bytes])})
+
+
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation."""
     data = job.workload.data_loading_s == 0.0
@@ -141,6 +149,7 @@ ARCHITECTURE = Architecture(
     ),
     source="Stich, ICLR 2019, arXiv 1805.09767; Lin et al., ICLR 2020, arXiv 1808.07217",
     fold=_fold,
+    notes=notes,
     unused=lambda options: options.unused,
     model_age=model_age,
     coarse=Coarse(

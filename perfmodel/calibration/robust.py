@@ -1,0 +1,107 @@
+"""Lines through points of which some are bad: sums of relative errors, and what they leave open."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.calibration.statistics import Estimate
+
+Floats = NDArray[np.float64]
+
+QUANTILES = (0.05, 0.95)
+"""Ends of an interval of 90 %."""
+
+ROUNDS, SETTLED = 20, 1e-4
+"""Times that weights are renewed at most, and the relative change at which there is no need to."""
+
+ALMOST_NOTHING = 1e-14
+"""Added to squares, as a part of the largest, so that they can be solved for every term."""
+
+SMALLEST = 1e-4
+"""Relative error below which a point weighs no more: what clocks and printed digits resolve."""
+
+DRAWS = 200
+"""Made-up sets of points that an interval is made of: its ends are their 10th least and largest."""
+
+
+def least_absolute(design: Floats, values: Floats) -> Floats:
+    r"""Factors x of 0 or more (..., terms) with the least sum of relative errors.
+
+    .. math:: \sum_i | (A x)_i / v_i - 1 |
+
+    ``design`` A is (..., points, terms), ``values`` v is (..., points), all above 0. Points that
+    took far too long hardly move the answer, as long as most did not; least squares would follow.
+    By least squares with weights renewed (Holland, Welsch, Communications in Statistics A6, 1977,
+    doi 10.1080/03610927708827533).
+
+    >>> sizes = np.array([1.0, 2.0, 3.0, 4.0])
+    >>> x = least_absolute(np.stack([sizes**0, sizes], axis=1), np.array([3.0, 5.0, 70.0, 9.0]))
+    >>> x.round(3).tolist()
+    [1.0, 2.0]
+    """
+    scaled = design / values[..., None]
+    size = np.abs(scaled).max(axis=-2, keepdims=True)
+    size[size == 0.0] = 1.0
+    scaled = scaled / size
+    found = _renewed(scaled, _squares)
+    for index in np.argwhere((found < 0.0).any(axis=-1)).tolist():
+        found[tuple(index)] = _renewed(scaled[tuple(index)], _squares_above_0)
+    return np.asarray(found / size[..., 0, :])
+
+
+def _renewed(scaled: Floats, squares: Callable[[Floats, Floats], Floats]) -> Floats:
+    """Least squares of ``scaled`` x - 1 again and again, with weights that the last one left."""
+    weight = np.ones(scaled.shape[:-1])
+    found = squares(scaled, weight)
+    for _ in range(ROUNDS):
+        weight = 1.0 / np.maximum(np.abs((scaled @ found[..., None])[..., 0] - 1.0), SMALLEST)
+        before, found = found, squares(scaled, weight)
+        if (np.abs(found - before) <= SETTLED * np.abs(found)).all():
+            break
+    return found
+
+
+def _squares(scaled: Floats, weight: Floats) -> Floats:
+    weighted = scaled * weight[..., None]
+    square = np.swapaxes(weighted, -1, -2) @ scaled
+    some = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # a term may count for nothing
+    return np.asarray(np.linalg.solve(square + some, weighted.sum(axis=-2)[..., None])[..., 0])
+
+
+def _squares_above_0(scaled: Floats, weight: Floats) -> Floats:
+    from scipy.optimize import nnls
+
+    root = np.sqrt(weight)
+    return np.asarray(nnls(scaled * root[:, None], root)[0])
+
+
+def estimates(design: Floats, values: Floats) -> tuple[Estimate, ...]:
+    """Each factor of :func:`least_absolute` with the interval that the points' scatter allows.
+
+    Relative errors are drawn anew (Efron, Tibshirani, "An introduction to the bootstrap", 1993,
+    chapter 9), wider than those seen by what fitting took off them. Where there are no more points
+    than factors nothing is known of the scatter: the interval is then from 0 to infinity.
+    """
+    found = least_absolute(design, values)
+    points, terms = design.shape
+    if points <= terms:
+        return tuple(Estimate(float(value), 0.0, math.inf) for value in found)
+    fitted = design @ found
+    errors = (values / fitted - 1.0) * math.sqrt(points / (points - terms))
+    generator = np.random.Generator(np.random.Philox(0))
+    noise = np.maximum(1.0 + generator.choice(errors, (DRAWS, points)), SMALLEST)
+    drawn = least_absolute(design, fitted * noise)
+    low, high = np.quantile(drawn, QUANTILES, axis=0)
+    return tuple(
+        Estimate(float(v), min(float(a), float(v)), max(float(z), float(v)))
+        for v, a, z in zip(found, low, high, strict=True)
+    )
+
+
+def rounded(value: float) -> float:
+    """Six digits, for files that people read; no measurement has more."""
+    return float(f"{value:.6g}")
