@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Literal
+
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -19,3 +25,62 @@ class Residuals(msgspec.Struct, frozen=True):
     median: float
     p90: float
     worst: float
+
+    @classmethod
+    def of(cls, errors: ArrayLike) -> Residuals:
+        """Of errors of either sign, at least one."""
+        sizes = np.abs(np.asarray(errors, np.float64))
+        return cls(float(np.median(sizes)), float(np.quantile(sizes, 0.9)), float(sizes.max()))
+
+
+Told = Literal["told", "not apart", "as before"]
+"""What measurements say of a parameter: itself; only together with others; or nothing."""
+
+
+class Fitted(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter after a fit.
+
+    Attributes
+    ----------
+    unit : SI; empty for a fraction or a factor.
+    was : its value before.
+    low, high : its 90 % interval.
+    told : whether the measurements tell it.
+    note : what else there is to say; may be empty.
+    """
+
+    name: str
+    unit: str
+    was: float
+    value: float
+    low: float
+    high: float
+    told: Told = "told"
+    note: str = ""
+
+
+def folds(count: int, parts: int) -> list[NDArray[np.int64]]:
+    """``count`` things at random in so many parts, as equal as can be; the same every time."""
+    order = np.random.Generator(np.random.Philox(0)).permutation(count)
+    return [np.sort(part) for part in np.array_split(order, min(parts, count))]
+
+
+def median_interval(values: Sequence[float], coverage: float = 0.9) -> tuple[Estimate, float]:
+    r"""The median, and the narrowest two of the values that hold it with this probability or more.
+
+    Whatever the distribution, the k-th smallest and the k-th greatest of n values hold the median
+    with probability :math:`1 - 2^{1-n} \sum_{i<k} \binom{n}{i}` (David, Nagaraja, "Order
+    Statistics", 2003, section 7.1). Where even the first and the last do so more rarely, it is
+    these two. The probability comes second.
+
+    >>> median_interval([3.0, 1.0, 2.0])
+    (Estimate(value=2.0, low=1.0, high=3.0), 0.75)
+    """
+    ordered, n = sorted(values), len(values)
+
+    def held(k: int) -> float:
+        return 1.0 - sum(math.comb(n, i) for i in range(k)) * 2.0 ** (1 - n)
+
+    k = max((k for k in range(1, n // 2 + 1) if held(k) >= coverage), default=1)
+    middle = float(np.median(ordered))
+    return Estimate(middle, ordered[k - 1], ordered[n - k]), held(k)

@@ -1,0 +1,237 @@
+"""What updates cost a server: of runs that measured it, and of throughput that has a truth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfmodel import InputError, Link, catalogue
+from perfmodel.calibration import (
+    fit_asynchronous_server,
+    measured_costs,
+    read_series,
+    with_server,
+)
+from perfmodel.calibration.statistics import folds, median_interval
+from perfmodel.cli import main
+from perfmodel.cluster import Cluster, Server, read_cluster
+from perfmodel.measuring.run import Measured, Run
+from perfmodel.provenance import Source
+
+MADE = Source("exact", "made for a test")
+CLUSTER = Cluster(
+    name="lab",
+    nic=Link(1.25e9, 25e-6),
+    server=Server("colocated", update_per_tensor_s=1e-4, update_per_byte_s=1e-10, threads=3),
+    source=MADE,
+)
+TENSOR_S, BYTE_S = 0.3e-3, 2e-9
+
+
+def run(per_tensor_s: float | None, per_byte_s: float | None) -> Run:
+    """A run that measured this of its server."""
+    measured = Measured(
+        iterations=10,
+        warmup=2,
+        iteration_s=1.0,
+        iteration_std_s=0.1,
+        worker_iteration_s=(1.0,),
+        samples_per_s=1.0,
+        compute_s=0.5,
+        idle_fraction=0.5,
+        update_per_tensor_s=per_tensor_s,
+        update_per_byte_s=per_byte_s,
+    )
+    return Run(
+        name="a", workload="deep", batch_size=1, workers=1, arch="ps", options={},
+        measured=measured, source=MADE,
+    )  # fmt: skip
+
+
+def write(path: Path, *runs: Run) -> list[str]:
+    names = [f"{path}/run{i}.json" for i in range(len(runs))]
+    for name, one in zip(names, runs, strict=True):
+        Path(name).write_bytes(msgspec.json.encode(one))
+    return names
+
+
+def rows(models: dict[str, tuple[int, float]], noise: float = 0.01) -> str:
+    """Throughput of asynchronous workers whose server takes TENSOR_S and BYTE_S, as a table."""
+    random = np.random.default_rng(0)
+    lines = ["series,model,tensors,parameter_bytes,workers,steps_per_s"]
+    for name, (tensors, size) in models.items():
+        demand = TENSOR_S * tensors + BYTE_S * size
+        step = 5.0 * demand
+        for n in range(1, 13):
+            rate = ((step / n) ** 4 + demand**4) ** -0.25 * np.exp(noise * random.standard_normal())
+            lines.append(f"{name} on v100,{name},{tensors},{size / 1e6} MB,{n},{rate:.5g}")
+    return "\n".join(lines)
+
+
+def test_the_median_of_several_runs_counts() -> None:
+    values = [2e-4, 2.1e-4, 1.9e-4, 2.05e-4, 9e-3]  # one run is wrong
+    found = measured_costs([run(v, None) for v in values], CLUSTER)
+    tensor, byte = found.estimates
+    assert (tensor.value, tensor.low, tensor.high, tensor.was) == (2.05e-4, 1.9e-4, 9e-3, 1e-4)
+    assert (byte.told, byte.value, byte.note) == ("as before", 1e-10, "no run measured it")
+    assert found.notes == ()
+    assert np.mean(values) > 5.0 * tensor.value  # canary: what the mean would say
+
+
+def test_few_runs_say_how_sure_they_are() -> None:
+    (note,) = measured_costs([run(v, None) for v in (1e-4, 2e-4, 3e-4)], CLUSTER).notes
+    assert note.endswith("3 runs: their least and greatest hold the median in 75% of cases")
+    (note,) = measured_costs([run(1e-4, None)], CLUSTER).notes
+    assert "a single run" in note
+    with pytest.raises(InputError, match="none measured what an update costs"):
+        measured_costs([run(None, None)], CLUSTER)
+
+
+@pytest.mark.parametrize("count", [5, 9, 20])
+def test_the_interval_of_a_median_holds_it(count: int) -> None:
+    random = np.random.default_rng(1)
+    held = []
+    for _ in range(2000):
+        values = random.lognormal(size=count)
+        found, sure = median_interval(list(values))
+        assert sure >= 0.9
+        held.append(found.low <= 1.0 <= found.high)
+    _, sure = median_interval(list(range(count)))
+    assert np.mean(held) == pytest.approx(sure, abs=0.025)
+
+
+def test_folds_hold_each_once() -> None:
+    found = folds(23, 5)
+    assert sorted(np.concatenate(found)) == list(range(23))
+    assert sorted(map(len, found)) == [4, 4, 5, 5, 5]
+    assert list(map(list, found)) == list(map(list, folds(23, 5)))
+    assert len(folds(3, 5)) == 3
+
+
+def test_a_run_goes_into_a_cluster() -> None:
+    found = with_server(CLUSTER, run(2e-4, 3e-9))
+    assert found.server == Server("colocated", 2e-4, 3e-9, 3)
+    assert found.nic == CLUSTER.nic
+    assert found.source.kind == "measured"
+    assert "measured in 1 run;" in found.source.text
+    assert with_server(CLUSTER, run(2e-4, None)).server.update_per_byte_s == 1e-10
+
+
+def test_a_series_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "workers,steps_per_s,servers,spread_fraction,series\n"
+        "1,11.5,,,k80\n4,40,2,0.1,k80\n1,3,,,p4\n"
+    )
+    profile = catalogue.model("resnet50")
+    first, second = read_series(path, profile=profile)
+    assert (first.name, first.model, second.name) == ("k80", "resnet50", "p4")
+    assert (first.tensors, first.parameter_bytes) == (161, profile.parameter_bytes)
+    assert [(r.workers, r.servers) for r in first.runs] == [(1, 1), (4, 2)]
+    assert [r.spread_fraction for r in first.runs] == [0.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("workers,steps\n1,2\n", "t.csv: column 'steps_per_s' is missing; is it 'steps'?"),
+        ("workers,steps_per_s\n1,2\n", "t.csv: column 'tensors' is missing"),
+        ("workers,steps_per_s,tensors,parameter_bytes\n0,2,1,1\n",
+         "t.csv: line 2: workers: must be at least 1, got 0"),
+        ("workers,steps_per_s,tensors,parameter_bytes\n1,0,1,1\n",
+         "t.csv: line 2: steps_per_s: must be more than 0, got 0"),
+        ("workers,steps_per_s,tensors,parameter_bytes\n1,1,1,1\n2,2,2,1\n",
+         "t.csv: line 3: series 't' has another model, tensors or parameter_bytes above"),
+    ],
+)  # fmt: skip
+def test_lines_that_are_no_runs_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text(text)
+    with pytest.raises(InputError) as error:
+        read_series("t.csv")
+    assert str(error.value).startswith(said)
+
+
+MODELS = {"deep": (300, 4e6), "wide": (10, 4e8), "both": (150, 8e7)}
+
+
+def test_a_table_of_throughput_has_the_truth(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows(MODELS))
+    fit = fit_asynchronous_server(read_series(path))
+    assert fit.update_per_tensor_s.low < TENSOR_S < fit.update_per_tensor_s.high
+    assert fit.update_per_byte_s.low < BYTE_S < fit.update_per_byte_s.high
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    monkeypatch.setattr("sys.argv", ["perfmodel", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out = capsys.readouterr()
+    return int(end.value.code or 0), out.out, out.err
+
+
+def test_the_command_writes_a_cluster_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = write(tmp_path, *(run(v, v * 1e-5) for v in (1e-4, 2e-4, 3e-4)))
+    lab, found = str(tmp_path / "lab.json"), str(tmp_path / "found.json")
+    Path(lab).write_bytes(msgspec.json.encode(CLUSTER))
+    words = ("calibrate", "server", *names, "--cluster", lab, "--output", found)
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert (code, err) == (0, f"wrote {found}\n")
+    assert "update per tensor" in out
+    assert "200 us" in out
+    assert "75% of cases" in out
+    assert read_cluster(found).server == Server("colocated", 2e-4, 2e-4 * 1e-5, 3)
+    predict = ("predict", "--model", "resnet50", "--cluster", found, "--workers", "4", "--json")
+    code, out, _ = call(monkeypatch, capsys, *predict)
+    assert code == 0
+    server = json.loads(out)["provenance"]["inputs"]["cluster"]["server"]
+    assert server["update_per_tensor_s"] == 2e-4
+
+
+def test_the_command_fits_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(rows(MODELS))
+    code, out, _ = call(monkeypatch, capsys, "calibrate", "server", str(path), "--json")
+    found = json.loads(out)
+    assert (code, found["schema"], found["kind"]) == (0, "perfmodel.calibration/1", "server")
+    tensor, byte = found["estimates"]
+    assert tensor["low"] < TENSOR_S < tensor["high"]
+    assert byte["low"] < BYTE_S < byte["high"]
+    assert found["notes"] == []
+    path.write_text(rows({"deep": MODELS["deep"]}))
+    code, out, _ = call(monkeypatch, capsys, "calibrate", "server", str(path))
+    assert "one model cannot tell the cost of a tensor from that of a byte" in out
+
+
+def test_mistakes_are_one_line_and_write_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (name,) = write(tmp_path, run(None, None))
+    table = tmp_path / "t.csv"
+    table.write_text(rows(MODELS))
+    before = sorted(tmp_path.iterdir())
+    found = str(tmp_path / "found.json")
+    for words, said in (
+        ([name], "none measured what an update costs its server"),
+        ([name, str(table)], "a table of throughput comes alone"),
+        ([str(tmp_path / "none.json")], "cannot read"),
+        ([name, "--cluster", "lba"], "unknown cluster 'lba'"),
+    ):
+        code, out, err = call(monkeypatch, capsys, "calibrate", "server", *words, "--output", found)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert said in err
+    assert sorted(tmp_path.iterdir()) == before
