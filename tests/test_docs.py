@@ -24,6 +24,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 
@@ -34,6 +35,8 @@ from perfmodel.device import SCHEMA as DEVICE_SCHEMA
 from perfmodel.device import Device
 from perfmodel.job import SCHEMA as JOB_SCHEMA
 from perfmodel.job import JobFile
+from perfmodel.measurements import SCHEMA as MEASUREMENTS_SCHEMA
+from perfmodel.measurements import Measurements
 from perfmodel.prediction import Prediction
 from perfmodel.profile import SCHEMA as WORKLOAD_SCHEMA
 from perfmodel.profile import Profile
@@ -49,6 +52,7 @@ KINDS = {
     DEVICE_SCHEMA: Device,
     JOB_SCHEMA: JobFile,
     CASES_SCHEMA: Cases,
+    MEASUREMENTS_SCHEMA: Measurements,
 }
 
 BLOCK = re.compile(
@@ -211,6 +215,7 @@ def test_input_files_shown_can_be_read() -> None:
     assert found["own-cluster.md"] >= 2
     assert found["device-file.md"] >= 1
     assert found["job-file.md"] >= 1
+    assert found["measurement-file.md"] >= 1
 
 
 def test_canary_a_wrong_input_file_is_seen() -> None:
@@ -235,8 +240,13 @@ def _fields(struct: type[msgspec.Struct]) -> list[str]:
 
 
 def test_reference_pages_are_complete() -> None:
-    commands = cli.cli.commands.values()
+    commands = [
+        command
+        for one in cli.cli.commands.values()
+        for command in (one.commands.values() if isinstance(one, click.Group) else [one])
+    ]
     options = [o for c in commands for p in c.params for o in p.opts if o.startswith("--")]
+    assert "--repetitions" in options
     assert "--bandwidth" in options
     assert _missing("command-line.md", options) == []
     every = [f for a in architectures.all_architectures() for f in a.options.__struct_fields__]
@@ -251,6 +261,8 @@ def test_reference_pages_are_complete() -> None:
     assert _missing("cases-file.md", in_cases) == []
     described = set(_fields(Source))  # in workload-file.md, to which the others link
     assert _missing("cluster-file.md", [f for f in _fields(Cluster) if f not in described]) == []
+    measured = [f for f in _fields(Measurements) if f not in described]
+    assert _missing("measurement-file.md", measured) == []
     assert _missing("device-file.md", [f for f in _fields(Device) if f not in described]) == []
 
 

@@ -14,11 +14,12 @@ PACKAGE = Path(perfmodel.__file__).parent
 
 ORDER: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("units", "provenance", "algebra"),
-    ("files",),
+    ("units", "provenance", "algebra", "scaling"),
+    ("files", "tables"),
     ("profile", "measurements"),
     ("workload",),
     ("device", "cluster"),
+    ("transfer",),
     ("catalogue", "job"),
     ("order_statistics", "queueing", "overlap", "graph"),
     ("phases", "contention"),
@@ -28,6 +29,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("architectures", "eventloop"),
     ("architectures._network", "architectures._workers", "world"),
     ("layout", "snapshot"),
+    ("architectures._measured",),
     ("architectures._collectives", "architectures._gossip", "architectures._messages"),
     ("architectures._ps_options",),
     ("architectures._placement",),
@@ -44,13 +46,39 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("sweeps", "crossovers"),
     ("comparison",),
     ("report",),
-    ("measuring.run", "measuring.ranks"),
+    ("profiler.libraries",),
+    (
+        *("profiler.clocks", "profiler.layers", "profiler.overhead", "profiler.saving"),
+        "profiler.steps",
+    ),
+    ("profiler.averages", "profiler.marks", "profiler.training"),
+    ("profiler.profiler",),
+    ("profiler.record",),
+    ("profiler.tables",),
+    ("profiler",),
+    (
+        *("measuring.run", "measuring.ranks", "measuring.sockets", "measuring.plan"),
+        "measuring.emulated",
+    ),
+    ("measuring.group", "measuring.shards", "measuring.summary"),
+    ("measuring.meeting", "measuring.server", "measuring.tcp", "measuring.torch_backend"),
+    ("measuring.worker",),
+    ("measuring.data_parallel", "measuring.hooks"),
     ("calibration.statistics",),
-    ("calibration.*", "measuring.*", "profiler.*", "traces.*"),
+    ("calibration.robust",),
+    ("calibration.collectives", "calibration.links"),
+    ("calibration.parameters", "calibration.runs_table"),
+    ("calibration.likelihood",),
+    ("traces.events",),
+    ("traces.attribution",),
+    ("traces.steps", "traces.gradients"),
+    ("calibration.*", "measuring.*", "traces.*"),
+    ("calibration.series", "calibration.server"),
+    ("calibration.report",),
     ("validation.scores", "validation.cases"),
     ("validation.validate",),
     ("validation.report", "validation"),
-    ("calibration", "measuring", "profiler", "traces"),
+    ("calibration", "measuring", "traces"),
     ("cli.options",),
     ("cli.jobs",),
     ("cli.*",),
@@ -62,7 +90,9 @@ ORDER: tuple[tuple[str, ...], ...] = (
 
 ONLY: Mapping[str, frozenset[str]] = {
     # what measures a model knows of inputs, not of predictions
-    "profiler": frozenset({"errors", "files", "profile", "provenance"}),
+    "profiler": frozenset(
+        f"profiler.{name}" for name in ("averages", "overhead", "profiler", "record", "training")
+    ),
 }
 ENGINE = "measures ahead sharing eventloop world compiledworld compiled critical steady engine"
 BRANCHES = (frozenset({"architectures"}), frozenset(ENGINE.split()))
@@ -227,7 +257,7 @@ def test_canary_a_planted_import_is_reported(module: str, source: str, expected:
         ("provenance", "from perfmodel import __version__"),
         ("architectures.ps", "from . import _workers, Architecture"),
         ("architectures.ps", "from perfmodel.architectures._workers import add_workers"),
-        ("profiler", "from . import profile"),
+        ("profiler.saving", "from perfmodel import files"),
     ],
 )
 def test_canary_an_allowed_import_is_not_reported(module: str, source: str) -> None:

@@ -249,7 +249,7 @@ def test_errors_say_where_and_what(
         (["--workload", "w.json", "--cluster", "ethernet-10g"], "needs the files of runs"),
         (["--statistic", "median"], "--statistic: needs --tolerance"),
         (["--tolerance", "-1%"], "--tolerance"),
-        (["--plot", "cases.txt"], "cannot write 'txt' files"),
+        (["--plot", "nowhere/cases.png"], "nowhere/cases.png: cannot write"),
     ],
 )
 def test_wrong_options(

@@ -1,0 +1,175 @@
+"""From measurements to a prediction, and real training to compare, on emulated nodes.
+
+Links carry 200 Mbit/s, and accelerators are waits, so that a busy machine disturbs little. What
+still does only ever makes a run unlike its prediction, so a run may be repeated, and one that is as
+predicted is enough. A prediction of another network is as far off in every repetition: the canary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from perfmodel import Cluster, make_job, predict
+from perfmodel.calibration.network import fit_network
+from perfmodel.calibration.server import with_server
+from perfmodel.measurements import read_measurements
+from perfmodel.measuring.run import Run, read_run
+from tests import namespaces
+
+pytestmark = pytest.mark.skipif(
+    bool(namespaces.available()), reason=namespaces.available() or "emulated nodes"
+)
+needs_cubic = pytest.mark.skipif(
+    not namespaces.congestion_available("cubic"), reason="TCP here has no CUBIC"
+)
+
+BITS_PER_S = 200e6
+PORT = 29_500
+"""In namespaces of their own nobody else has it."""
+
+BOUND = 0.1
+ATTEMPTS = 5
+PATIENCE_S = 120.0
+
+MILLION = 1_000_000
+LAYERS = (("a", 0.02, 0.04, 0.2), ("b", 0.03, 0.06, 1.2), ("c", 0.03, 0.1, 2.0))
+"""Name, forward and backward seconds, and megabytes of gradients."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a workload, and measurements of the network between two nodes."""
+    here = tmp_path_factory.mktemp("end_to_end")
+    source = {"kind": "exact", "text": "waits"}
+    workload = {
+        "schema": "perfmodel.workload/1",
+        "name": "net",
+        "source": source,
+        "layers": [
+            {"name": name, "tensors": [{"name": name, "bytes": int(size * MILLION)}]}
+            for name, _, _, size in LAYERS
+        ],
+        "timings": [
+            {
+                "device": "waits",
+                "batch_size": 8,
+                "forward_s": [layer[1] for layer in LAYERS],
+                "backward_s": [layer[2] for layer in LAYERS],
+                "source": source,
+            }
+        ],
+    }
+    (here / "net.json").write_bytes(msgspec.json.encode(workload))
+    with namespaces.cluster(2, BITS_PER_S) as nodes:
+        everywhere(
+            nodes,
+            ("measure", "network", "--output", here / "network.json", "--seconds", "8"),
+            ("--operations", "ping_pong,stream"),
+        )
+    return here
+
+
+def everywhere(nodes: namespaces.Nodes, *parts: Sequence[object]) -> None:
+    """Run a command on every node, each with its rank, until all are done."""
+    words = [str(word) for part in parts for word in part]
+    meet = ("--ranks", str(len(nodes.names)), "--address", f"{nodes.addresses[0]}:{PORT}")
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                ending(
+                    nodes.popen(
+                        rank,
+                        [sys.executable, "-m", "perfmodel", *words, *meet, "--rank", str(rank)],
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+            )
+            for rank in range(len(nodes.names))
+        ]
+        for process in running:
+            said, _ = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, said
+
+
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is gone afterwards."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def calibrated(folder: Path) -> Cluster:
+    """The cluster as two measured nodes tell it."""
+    return fit_network([read_measurements(folder / "network.json")]).cluster
+
+
+def trained(folder: Path, processes: int, *more: str) -> Run:
+    """A real run of the workload with ``processes`` processes, each on a node of its own."""
+    path = folder / "run.json"
+    with namespaces.cluster(processes, BITS_PER_S) as nodes:
+        everywhere(
+            nodes,
+            ("measure", "training", "--workload", folder / "net.json", "--emulate"),
+            ("--steps", "25", "--warmup", "4", "--output", path, *more),
+        )
+    return read_run(path)
+
+
+def error(run: Run, cluster: Cluster, folder: Path) -> float:
+    """Predicted over measured iteration, less one."""
+    job = make_job(workload=folder / "net.json", cluster=cluster, **run.arguments())
+    return predict(job).iteration_s / run.measured.iteration_s - 1.0
+
+
+def check(folder: Path, cluster: Cluster, processes: int, *more: str) -> None:
+    """Run a job until it is as predicted; predict it on slower links as well: the canary."""
+    errors = []
+    slower = msgspec.structs.replace(
+        cluster,
+        nic=msgspec.structs.replace(
+            cluster.nic, bandwidth_bytes_per_s=cluster.nic.bandwidth_bytes_per_s / 2
+        ),
+    )
+    for _ in range(ATTEMPTS):
+        run = trained(folder, processes, *more)
+        served = run.measured.update_per_tensor_s is not None
+        where = [with_server(c, run) if served else c for c in (cluster, slower)]
+        right, wrong = (error(run, c, folder) for c in where)
+        errors.append(right)
+        if abs(right) < BOUND:
+            assert wrong > 2 * BOUND, wrong
+            return
+    raise AssertionError(f"off by {errors}")
+
+
+def test_the_network_is_measured_as_it_is(folder: Path) -> None:
+    nic = calibrated(folder).nic
+    assert 0.85 * BITS_PER_S < 8 * nic.goodput_bytes_per_s < 1.05 * BITS_PER_S
+    assert nic.latency_s < 0.01
+
+
+SERVED = ("--arch", "ps", "--sync", "bsp", "--servers", "1", "--congestion", "cubic")
+
+
+@needs_cubic
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_parameter_server_is_predicted(workers: int, folder: Path) -> None:
+    check(folder, calibrated(folder), workers + 1, *SERVED)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_distributed_data_parallel_is_predicted(workers: int, folder: Path) -> None:
+    pytest.importorskip("torch")
+    check(folder, calibrated(folder), workers, "--arch", "ring", "--threads", "1")
