@@ -1,0 +1,44 @@
+"""What was fitted to measured runs, kept beside this file: one entry per split and fold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from perfmodel import files
+from perfmodel.errors import InputError
+
+Entry = TypeVar("Entry")
+
+FOLDER = Path(__file__).parent / "fitted"
+
+
+def write(source: str, entries: Mapping[str, object]) -> None:
+    """Write down the fits of a source, by name of the split; a line for each field of each."""
+    lines = []
+    for name, entry in entries.items():
+        fields: dict[str, object] = msgspec.to_builtins(entry)
+        inner = ",\n".join(f' "{k}": {msgspec.json.encode(v).decode()}' for k, v in fields.items())
+        lines.append(f'"{name}": {{\n{inner}\n}}')
+    FOLDER.mkdir(exist_ok=True)
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    files.write(FOLDER / f"{source}.json", text.encode())
+
+
+def read(source: str, kind: type[Entry]) -> dict[str, Entry]:
+    """The fits of a source, by name of the split.
+
+    Raises
+    ------
+    InputError : there are none, or they are of another kind.
+    """
+    path = FOLDER / f"{source}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}; --fit makes it") from None
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path}: {error}; --fit makes it") from None
