@@ -1,94 +1,78 @@
-"""``python -m benchmarks.accuracy SOURCE PATH [--json | --markdown]``: predict measured runs."""
+"""``python -m benchmarks.accuracy SOURCE PATH [--json]``: predict measured runs."""
 
 from __future__ import annotations
 
-import importlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
-import numpy as np
 
 from benchmarks.accuracy.cases import Case
+from benchmarks.accuracy.sources import SOURCES, adapter, fit_of
+from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
 from perfmodel.errors import InputError
-
-SOURCES = ("cmdare", "collectives", "testbed")
 
 
 @click.command()
-@click.argument("source", type=click.Choice(SOURCES))
+@click.argument("source", metavar=f"[{'|'.join(SOURCES)}]")
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print groups as JSON.")
-@click.option("--markdown", is_flag=True, help="Print groups as a Markdown table.")
+@click.option("--json", "as_json", is_flag=True, help="Print groups and rankings as JSON.")
 @click.option("--cases", is_flag=True, help="Print every case too, the worst first.")
-@click.option("--fit", is_flag=True, help="Fit to the runs first and write down what was fitted.")
-def main(source: str, path: Path, as_json: bool, markdown: bool, cases: bool, fit: bool) -> None:
+@click.option("--others", is_flag=True, help="Print errors of naive baselines too.")
+@click.option("--fit", is_flag=True, help="Calibrate on PATH first and write down the fits.")
+def main(source: str, path: Path, as_json: bool, cases: bool, others: bool, fit: bool) -> None:
     """Predict the measured runs of SOURCE in the folder PATH and summarise the errors."""
-    module = importlib.import_module(f"benchmarks.accuracy.{source}")
+    of = adapter(source)
     if fit:
-        if not hasattr(module, "fit"):
+        calibrate = fit_of(of)
+        if calibrate is None:
             raise InputError(f"--fit: nothing is fitted to {source}")
-        module.fit(path)
-    found: list[Case] = module.cases(path)
+        calibrate(path)
+    found = of.cases(path)
     groups = summarise(found)
+    ranking = ranking_summary(rankings(found))
     if as_json:
-        click.echo(json.dumps({"groups": groups}, indent=2))
+        click.echo(json.dumps({"groups": groups, "ranking": ranking}, indent=2))
         return
     if cases:
-        for case in sorted(found, key=lambda c: -abs(c.error)):
-            error = _figure(case.group, case.error)
-            click.echo(
-                f"{case.group:24} {error:>7}  {case.predicted:10.5g} predicted "
-                f"{case.measured:10.5g} measured  {case.name}"
-            )
-    intervals = any("coverage90" in g for g in groups.values())
-    if markdown:
-        more = " in 90 % interval |" if intervals else ""
-        click.echo(f"| group | runs | median | p90 | worst | bias |{more}")
-        click.echo("|---|---|---|---|---|---|" + ("---|" if intervals else ""))
-    for name, g in groups.items():
-        figures = [_figure(name, g[key]) for key in ("median", "p90", "worst", "bias")]
-        inside = f"{g['coverage90']:.0%}" if "coverage90" in g else ""
-        if markdown:
-            figures += [inside] if intervals else []
-            click.echo(f"| {name} | {g['n']} | {' | '.join(figures)} |")
-        else:
-            click.echo(
-                f"{name:24} {g['n']:3}  median {figures[0]:>7}  p90 {figures[1]:>7}  "
-                f"worst {figures[2]:>7}  bias {figures[3]:>7}"
-                + (f"  in 90 % interval {inside:>4}" if inside else "")
-            )
+        _print_cases(found)
+    width = max(len(name) for name in groups)
+    for name, group in groups.items():
+        click.echo(f"{name:{width}} {group['n']:4}  {_line(name, group)}")
+        for other, errors in group.get("others", {}).items() if others else ():
+            click.echo(f"{'':{width}}       {_line(name, errors)}  {other}")
+    if ranking:
+        click.echo(
+            f"ranking of {ranking['settings']} settings: Kendall's tau "
+            f"{ranking['median_kendall_tau']:.2f} (median), {ranking['worst_kendall_tau']:.2f} "
+            f"(worst); predicted best within 3% of the best in "
+            f"{ranking['best_within_3_percent']:.0%}"
+        )
 
 
-def _figure(group: str, error: float) -> str:
+def _line(name: str, errors: dict[str, Any]) -> str:
+    keys = ("median", "p90", "worst", "bias")
+    figures = [f"{key} {figure(name, errors[key]):>7}" for key in keys]
+    if "coverage90" in errors:
+        figures.append(f"in 90% interval {errors['coverage90']:>4.0%}")
+    return "  ".join(figures)
+
+
+def _print_cases(found: Sequence[Case]) -> None:
+    width = max(len(case.group) for case in found)
+    for case in sorted(found, key=lambda c: -abs(c.error)):
+        error = f"{case.error:.1%}" if case.relative else f"{case.error:.3f}"
+        click.echo(
+            f"{case.group:{width}} {error:>7}  {case.predicted:10.5g} predicted "
+            f"{case.measured:10.5g} measured  {case.name}"
+        )
+
+
+def figure(group: str, error: float) -> str:
+    """An error of a group: a percentage, or a plain difference of idleness or staleness."""
     return f"{error:.3f}" if ":" in group else f"{error:.1%}"
-
-
-def summarise(cases: list[Case]) -> dict[str, dict[str, float]]:
-    """Errors by group: count; median, 90th percentile and worst of their size; mean (bias).
-
-    ``coverage90`` is the part of measured values inside the predicted interval of 90 %, in groups
-    that have intervals.
-    """
-    groups: dict[str, list[Case]] = {}
-    for case in cases:
-        for name in (case.group, *case.pools):
-            groups.setdefault(name, []).append(case)
-    return {name: _summary(found) for name, found in sorted(groups.items())}
-
-
-def _summary(cases: list[Case]) -> dict[str, float]:
-    errors = [case.error for case in cases]
-    sizes = np.abs(errors)
-    found = {
-        "n": len(errors),
-        "median": float(np.median(sizes)),
-        "p90": float(np.quantile(sizes, 0.9)),
-        "worst": float(np.max(sizes)),
-        "bias": float(np.mean(errors)),
-    }
-    inside = [c.interval[0] <= c.measured <= c.interval[1] for c in cases if c.interval]
-    return found | ({"coverage90": float(np.mean(inside))} if inside else {})
 
 
 if __name__ == "__main__":

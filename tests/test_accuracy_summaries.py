@@ -1,0 +1,135 @@
+"""What the benchmarks of accuracy say of many cases: distributions, coverage, rankings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.accuracy import fitted, rows
+from benchmarks.accuracy.__main__ import main
+from benchmarks.accuracy.cases import Case
+from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
+from perfmodel.errors import InputError
+
+
+def case(predicted: float, measured: float, **more: object) -> Case:
+    return Case("source/split/net", "a run", predicted, measured, **more)  # type: ignore[arg-type]
+
+
+def test_errors_are_fractions_or_differences() -> None:
+    assert case(1.1, 1.0).error == pytest.approx(0.1)
+    assert case(8.0, 7.0, relative=False).error == pytest.approx(1.0)
+
+
+def test_groups_and_pools_have_distributions_coverage_and_baselines() -> None:
+    found = summarise(
+        [
+            case(1.1, 1.0, interval=(0.9, 1.2), pools=("source/split",), others={"ideal": 0.5}),
+            case(0.7, 1.0, interval=(0.6, 0.8), pools=("source/split",), others={"ideal": 2.0}),
+        ]
+    )
+    assert found.keys() == {"source/split", "source/split/net"}
+    group = found["source/split"]
+    assert group["n"] == 2
+    assert group["median"] == pytest.approx(0.2)
+    assert group["worst"] == pytest.approx(0.3)
+    assert group["bias"] == pytest.approx(-0.1)
+    assert group["coverage90"] == 0.5
+    assert group["others"]["ideal"]["worst"] == pytest.approx(1.0)
+
+
+def ranked(predicted: list[float], measured: list[float]) -> dict[str, object]:
+    cases = [
+        case(p, m, setting="net", samples=1.0) for p, m in zip(predicted, measured, strict=True)
+    ]
+    return ranking_summary(rankings(cases))
+
+
+def test_a_right_order_is_1_and_a_reversed_one_is_minus_1() -> None:
+    assert ranked([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])["median_kendall_tau"] == 1.0
+    assert ranked([3.0, 2.0, 1.0], [1.0, 2.0, 3.0])["median_kendall_tau"] == -1.0
+
+
+def test_one_swap_of_three_pairs_costs_two_thirds() -> None:
+    assert ranked([1.0, 3.0, 2.0], [1.0, 2.0, 3.0])["median_kendall_tau"] == pytest.approx(1 / 3)
+
+
+def test_pairs_that_are_close_do_not_count() -> None:
+    found = ranked([1.0, 3.0, 2.9], [1.0, 2.0, 2.02])
+    assert found["median_kendall_tau"] == 1.0
+    assert ranked([1.0, 2.0, 3.0], [1.0, 1.01, 1.02]) == {}
+
+
+def test_throughput_not_step_time_is_ranked() -> None:
+    cases = [
+        case(1.0, 1.0, setting="net", samples=1.0),
+        case(2.0, 2.0, setting="net", samples=8.0),
+        case(3.0, 3.0, setting="net", samples=6.0),
+    ]
+    swapped = [
+        case(1.0, 1.0, setting="net", samples=1.0),
+        case(8.0, 2.0, setting="net", samples=8.0),
+        case(3.0, 3.0, setting="net", samples=6.0),
+    ]
+    assert ranking_summary(rankings(cases))["worst_lost"] == 0.0
+    assert ranking_summary(rankings(swapped))["worst_lost"] == pytest.approx(0.5)
+    assert ranking_summary(rankings(swapped))["best_within_3_percent"] == 0.0
+
+
+def test_no_more_than_pairs_are_ranked_by_setting_and_split() -> None:
+    cases = [case(x, x, setting="a", samples=1.0) for x in (1.0, 2.0, 3.0)]
+    cases += [case(x, x, setting="b", samples=1.0) for x in (1.0, 2.0)]
+    cases += [case(x, x) for x in (1.0, 2.0, 3.0)]
+    assert list(rankings(cases)) == ["source/split/a"]
+
+
+class Row(msgspec.Struct):
+    name: str
+    count: int
+    extra: float | None = None
+
+
+def test_rows_are_read_whatever_else_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("other,count,name,extra\nx,3,a,\ny,4,b,0.5\n")
+    assert rows.read(path, Row) == [Row("a", 3), Row("b", 4, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [("name,count\na,many\n", "line 2: "), ("name\na\n", "line 2: "), (None, "no such file")],
+)
+def test_a_bad_table_is_named_with_its_line(tmp_path: Path, text: str | None, what: str) -> None:
+    path = tmp_path / "table.csv"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=what) as caught:
+        rows.read(path, Row)
+    assert str(path) in str(caught.value)
+
+
+class Entry(msgspec.Struct):
+    rows: int
+    value: float
+
+
+def test_fits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
+    with pytest.raises(InputError, match="--fit makes it"):
+        fitted.read("net", Entry)
+    fitted.write("net", {"a": Entry(3, 0.5), "all": Entry(6, 0.25)})
+    assert fitted.read("net", Entry) == {"a": Entry(3, 0.5), "all": Entry(6, 0.25)}
+    assert json.loads((tmp_path / "fitted" / "net.json").read_text())["a"]["rows"] == 3
+    (tmp_path / "fitted" / "net.json").write_text('{"a": {"rows": 3}}')
+    with pytest.raises(InputError, match="--fit makes it"):
+        fitted.read("net", Entry)
+
+
+def test_an_unknown_source_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(main, ["testbet", str(tmp_path)])
+    assert isinstance(answer.exception, InputError)
+    assert "testbed" in str(answer.exception)
