@@ -13,6 +13,7 @@ from perfmodel.cluster import Cluster, Link
 from perfmodel.engine import Progress
 from perfmodel.errors import InputError, number, unknown_name
 from perfmodel.fine import build_graph
+from perfmodel.intervals import with_interval
 from perfmodel.job import Jitter, Job, Start, Straggler
 from perfmodel.particulars import Totals, finite, with_layers
 from perfmodel.prediction import Prediction
@@ -138,10 +139,12 @@ def predict(
     totals = Totals(dataset_size, epochs)
     job = with_layers(job)
     if fidelity == "auto":
-        return _as_needed(job, totals, tolerance, rel_ci, progress)
-    if fidelity == "coarse":
-        return coarse.predict(job, totals)
-    return fine.predict(job, totals, rel_ci=rel_ci, progress=progress)
+        answer = _as_needed(job, totals, tolerance, rel_ci, progress)
+    elif fidelity == "coarse":
+        answer = coarse.predict(job, totals)
+    else:
+        answer = fine.predict(job, totals, rel_ci=rel_ci, progress=progress)
+    return with_interval(job, answer)
 
 
 def _as_needed(

@@ -11,6 +11,7 @@ import msgspec
 from perfmodel.architectures import ModelAge
 from perfmodel.errors import InputError
 from perfmodel.provenance import Assumption, Provenance
+from perfmodel.uncertainty import Uncertainty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,6 +128,20 @@ class ErrorBand(msgspec.Struct, frozen=True):
     text: str
 
 
+class Interval(msgspec.Struct, frozen=True):
+    """Where a measured run lies with probability ``coverage``.
+
+    ``iteration_s`` and ``throughput_samples_per_s`` are the lower and the upper end, ``parts`` what
+    makes it as wide as it is (standard deviations of the logarithm), ``text`` the same in words.
+    """
+
+    coverage: float
+    iteration_s: tuple[float, float]
+    throughput_samples_per_s: tuple[float, float]
+    parts: Uncertainty
+    text: str
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A prediction; its field names are the keys of its JSON.
 
@@ -135,8 +150,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     fidelity : *fine* for a simulation, *coarse* for formulas.
     error_band : of a coarse prediction; None for a fine one.
     throughput_samples_per_s : samples all workers process per second.
-    throughput_ci_fraction : half-width of its 95 % confidence interval, as a fraction of it
-        (0 for a deterministic job).
+    interval : where a measured run lies in 9 of 10 cases, see :mod:`perfmodel.intervals`.
+    throughput_ci_fraction : half-width of the 95 % confidence interval of the simulation, as a
+        fraction of the throughput (0 for a deterministic job).
     iteration_s : workers / sum of the workers' iterations per second.
     compute_s : mean time a device computes per iteration.
     exposed_communication_s : per iteration, time a device waits for the network or a server.
@@ -160,6 +176,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     fidelity: str
     error_band: ErrorBand | None
     throughput_samples_per_s: float
+    interval: Interval | None = None
     throughput_ci_fraction: float
     iteration_s: float
     compute_s: float

@@ -51,7 +51,7 @@ HEADS = {
 
 ASIDE = (
     *("throughput_ci_fraction", "of_best_fraction", "busiest_link_fraction"),
-    "error_p90_fraction",
+    *("error_p90_fraction", "low_samples_per_s", "high_samples_per_s"),
 )
 """Figures that a table shows beside others, or not at all."""
 
@@ -139,6 +139,11 @@ def prediction(p: Prediction) -> None:
         f"{p.throughput_samples_per_s:.5g} samples/s",
         _certainty(p),
     )
+    if p.interval is not None:
+        low, high = p.interval.throughput_samples_per_s
+        table.add_row(
+            f"{p.interval.coverage:.0%} interval", f"{low:.4g} to {high:.4g}", p.interval.text
+        )
     table.add_row(
         "iteration", quantity(p.iteration_s, "s"), f"of which {quantity(p.compute_s, 's')} compute"
     )

@@ -215,11 +215,14 @@ def sweep(
 
 
 def how(p: Prediction) -> Row:
-    """What sets the pace, and how that was found: the last columns of a sweep."""
+    """What sets the pace, how that was found, and the 90 % interval: last columns of a sweep."""
+    interval = p.interval
     return {
         "bottleneck": p.bottleneck.resource,
         "fidelity": p.fidelity,
         "error_p90_fraction": p.error_band.p90 if p.error_band is not None else None,
+        "low_samples_per_s": interval.throughput_samples_per_s[0] if interval else None,
+        "high_samples_per_s": interval.throughput_samples_per_s[1] if interval else None,
     }
 
 

@@ -14,7 +14,7 @@ PACKAGE = Path(perfmodel.__file__).parent
 
 ORDER: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("units", "provenance", "algebra", "scaling"),
+    ("units", "provenance", "algebra", "scaling", "uncertainty"),
     ("files", "tables"),
     ("profile", "measurements"),
     ("workload",),
@@ -41,6 +41,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("prediction",),
     ("bottlenecks", "particulars"),
     ("fine", "coarse"),
+    ("intervals",),
     ("api",),
     ("grids", "formulas"),
     ("sweeps", "crossovers"),

@@ -95,6 +95,18 @@ PREDICTION: dict[str, Any] = {
     "fidelity": TEXT,
     "error_band": NOTHING,
     "throughput_samples_per_s": NUMBER,
+    "interval": {
+        "coverage": NUMBER,
+        "iteration_s": [NUMBER],
+        "throughput_samples_per_s": [NUMBER],
+        "parts": {
+            "measurement": NUMBER,
+            "calibration": NUMBER,
+            "model": NUMBER,
+            "extrapolation": NUMBER,
+        },
+        "text": TEXT,
+    },
     "throughput_ci_fraction": NUMBER,
     "iteration_s": NUMBER,
     "compute_s": NUMBER,

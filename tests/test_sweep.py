@@ -36,6 +36,8 @@ RESULTS = [
     "bottleneck",
     "fidelity",
     "error_p90_fraction",
+    "low_samples_per_s",
+    "high_samples_per_s",
 ]
 
 

@@ -113,9 +113,22 @@ def test_json_says_all_of_it(tmp_path: Path) -> None:
     assert found["groups"]["all"]["step_s"] == pytest.approx(
         {"n": 2, "median": 0.2, "p90": 0.2, "worst": 0.2, "bias": 0.2}
     )
-    assert found["cases"][0]["measures"]["step_s"] == pytest.approx(
+    measure = found["cases"][0]["measures"]["step_s"]
+    low, high = measure.pop("interval")
+    assert low < 3.0 < high
+    assert measure == pytest.approx(
         {"predicted": 3.0, "measured": 2.5, "relative": True, "error": 0.2}
     )
+    assert found["cases"][0]["measures"]["idle_fraction"]["interval"] is None
+
+
+def test_coverage_is_the_part_inside_the_intervals(tmp_path: Path) -> None:
+    inside = FILE.replace("step_s = 2.5", "step_s = 2.99")
+    assert inside != FILE
+    near, far = (validate(read_cases(written(tmp_path, text))) for text in (inside, FILE))
+    assert near.outcomes[0].scores["step_s"].inside
+    assert not far.outcomes[0].scores["step_s"].inside
+    assert near.coverage()["all"] == far.coverage()["all"] + 0.5
 
 
 @pytest.mark.parametrize("statistic", [[], ["--statistic", "median"], ["--statistic", "p90"]])

@@ -73,11 +73,14 @@ def _error(name: str, error: float, sign: str = "+") -> str:
 
 
 def _groups(found: Validation) -> Table:
-    table = _table("group", "measure", "cases", "median", "p90", "worst", "bias")
+    heads = ("cases", "median", "p90", "worst", "bias", "in 90% interval")
+    table = _table("group", "measure", *heads)
+    coverage = found.coverage()
     for group, summaries in found.summaries().items():
         for name, summary in summaries.items():
             if name != "samples_per_s" or "step_s" not in summaries:
-                table.add_row(escape(group), HEADS[name], *_figures(name, summary))
+                inside = f"{coverage[group]:.0%}" if name == "step_s" else ""
+                table.add_row(escape(group), HEADS[name], *_figures(name, summary), inside)
     return table
 
 

@@ -18,17 +18,26 @@ difference: of fractions of time, or of updates."""
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A measured value and its prediction."""
+    """A measured value and its prediction, with the interval of 90 % where it has one."""
 
     predicted: float
     measured: float
     relative: bool
+    interval: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
         """Signed: positive where the prediction is too high."""
         difference = self.predicted - self.measured
         return difference / self.measured if self.relative else difference
+
+    @property
+    def inside(self) -> bool | None:
+        """Whether the measured value is in the interval; None without one."""
+        if self.interval is None:
+            return None
+        low, high = self.interval
+        return low <= self.measured <= high
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,6 +63,19 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         }
         return {measure: summarise(found) for measure, found in errors.items() if found}
 
+    def coverage(self) -> dict[str, float]:
+        """Part of the measured step times inside their predicted intervals of 90 %, by group."""
+        found = {}
+        for group in (*self.groups, "all"):
+            inside = [
+                o.scores["step_s"].inside
+                for o in self.outcomes
+                if group in (o.group, "all") and "step_s" in o.scores
+            ]
+            if inside:
+                found[group] = sum(map(bool, inside)) / len(inside)
+        return found
+
     def beyond(self, tolerance: float, statistic: Statistic = "worst") -> list[str]:
         """Groups whose error of the step time is above ``tolerance``, a fraction."""
         found = self.summaries()
@@ -90,6 +103,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
                 for outcome in self.outcomes
             ],
             "groups": msgspec.to_builtins(self.summaries()),
+            "coverage90": self.coverage(),
         }
 
     def to_json(self) -> str:
@@ -173,11 +187,16 @@ def _outcome(case: Measurement, prediction: Prediction) -> Outcome:
     if measured.samples_per_s is None and measured.step_s is not None:
         rate = prediction.throughput_samples_per_s
         pairs["samples_per_s"] = (rate, samples / measured.step_s)
+    interval = prediction.interval
+    intervals = {
+        "step_s": interval.iteration_s if interval is not None else None,
+        "samples_per_s": interval.throughput_samples_per_s if interval is not None else None,
+    }
     return Outcome(
         name=case.name,
         group=case.group,
         scores={
-            name: Score(predicted, seen, MEASURES[name])
+            name: Score(predicted, seen, MEASURES[name], intervals.get(name))
             for name, (predicted, seen) in pairs.items()
             if predicted is not None and seen is not None
         },

@@ -1,0 +1,145 @@
+r"""Where a measured step lies in 9 of 10 cases, if a job was predicted.
+
+The logarithm of measured over predicted is taken to be normal, with a variance of independent
+parts (:class:`perfmodel.uncertainty.Uncertainty`):
+
+- *measurement*: equal runs differ, and the simulation of a random job has a confidence interval;
+- *calibration*: estimated computing times and fitted collectives, each for its part of the step;
+- *model*: what predictions of measured runs left unexplained, with :math:`w` the part of the step
+  in which devices wait for others,
+
+  .. math:: \sigma^2 = a^2 + (b w)^2
+
+- *extrapolation*: more workers than in any of these runs.
+
+:data:`LEARNT` has a and b, which ``python -m benchmarks.accuracy.intervals`` learns and prints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from perfmodel import architectures
+from perfmodel.job import Job
+from perfmodel.prediction import Interval, Prediction
+from perfmodel.uncertainty import COVERAGE, WIDTH, Uncertainty
+
+RUN_SPREAD = 0.01
+"""Standard deviation of equal runs: two of one configuration differ by 0.1 to 1.8 % on a small
+quiet cluster."""
+
+UNKNOWN_COARSE = 0.1
+"""Standard deviation of a formula that leaves out something of the job: an assumption, about that
+of the formulas' worst cases."""
+
+DOUBLING = 0.03
+"""Standard deviation for each doubling of the workers beyond the most that predictions were
+compared at: an assumption."""
+
+CONFIDENCE_WIDTH = 1.96
+"""Standard deviations on each side of the mean in a confidence interval of 95 %."""
+
+
+class Kind(NamedTuple):
+    """Kinds of jobs that differ in how far off predictions are.
+
+    Attributes
+    ----------
+    network : *measured* if the cluster's source says so, else *nominal*.
+    asynchronous : whether workers go round on their own.
+    """
+
+    network: str
+    asynchronous: bool
+
+
+class Learnt(NamedTuple):
+    """What predictions of ``runs`` measured runs of a kind left unexplained.
+
+    ``always`` and ``waiting`` are a and b above; the runs had up to ``workers`` workers.
+    """
+
+    always: float
+    waiting: float
+    runs: int
+    workers: int
+
+
+LEARNT: Mapping[Kind, Learnt] = {
+    Kind("measured", False): Learnt(0.043, 0.005, 42, 8),
+    Kind("measured", True): Learnt(0.022, 0.232, 25, 8),
+    Kind("nominal", False): Learnt(0.074, 0.005, 17, 16),
+    Kind("nominal", True): Learnt(0.074, 0.232, 0, 8),
+}
+
+
+def kind_of(job: Job) -> Kind:
+    """Of which kind a job is."""
+    architecture, _ = architectures.find(job.architecture)
+    network = "measured" if job.cluster.source.kind == "measured" else "nominal"
+    return Kind(network, architecture.asynchronous(job.options))
+
+
+def uncertainty(job: Job, found: Prediction, learnt: Learnt | None = None) -> Uncertainty:
+    """What is not known of a predicted step; ``learnt`` in the place of :data:`LEARNT`."""
+    waiting = min(max(found.idle_fraction.mean, 0.0), 1.0)
+    estimated = [(job.workload.error_fraction, 1.0 - waiting)]
+    if job.workers > 1:
+        errors = [c.error_fraction or 0.0 for c in job.cluster.collectives]
+        estimated.append((max(errors, default=0.0), waiting))
+    calibration = math.hypot(*(math.log1p(e or 0.0) / WIDTH * part for e, part in estimated))
+    among = learnt if learnt is not None else LEARNT[kind_of(job)]
+    alone = job.workers == 1
+    model = 0.0 if alone else math.hypot(among.always, among.waiting * waiting)
+    return Uncertainty(
+        measurement=math.hypot(RUN_SPREAD, found.throughput_ci_fraction / CONFIDENCE_WIDTH),
+        calibration=calibration,
+        model=math.hypot(model, _formula(found)),
+        extrapolation=DOUBLING * max(math.log2(job.workers / among.workers), 0.0),
+    )
+
+
+def _formula(found: Prediction) -> float:
+    """Standard deviation of a coarse prediction around the simulation."""
+    if found.error_band is None:
+        return 0.0
+    return UNKNOWN_COARSE if found.error_band.p90 is None else found.error_band.p90 / WIDTH
+
+
+def with_interval(job: Job, found: Prediction) -> Prediction:
+    """The prediction with its interval."""
+    parts = uncertainty(job, found)
+    low_s, high_s = parts.interval(found.iteration_s)
+    samples = found.throughput_samples_per_s * found.iteration_s
+    interval = Interval(
+        coverage=COVERAGE,
+        iteration_s=(low_s, high_s),
+        throughput_samples_per_s=(samples / high_s, samples / low_s),
+        parts=parts,
+        text=_text(job, parts),
+    )
+    answer = msgspec.structs.replace(found, interval=interval)
+    answer.__dict__.update(found.__dict__)
+    return answer
+
+
+def _text(job: Job, parts: Uncertainty) -> str:
+    """What makes the interval as wide as it is, and what is outside of all that was measured."""
+    kind = kind_of(job)
+    among = LEARNT[kind]
+    reasons = {
+        "measurement": "for equal runs differ",
+        "calibration": "for times are estimated",
+        "model": f"for so far off were runs with {kind.network} links",
+        "extrapolation": "for it is extrapolated",
+    }
+    text = reasons[max(reasons, key=lambda name: getattr(parts, name))]
+    if parts.extrapolation > 0.0:
+        text += f"; wider beyond {among.workers} workers, the most that were compared with runs"
+    if job.workers > 1 and not among.runs:
+        text += "; assumed: no such jobs were compared with runs"
+    return text

@@ -1,0 +1,173 @@
+"""Intervals of predictions: what makes them wide, and whether measured runs lie in them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.accuracy import intervals as learning
+from perfmodel import InputError, Jitter, Source, make_job, predict
+from perfmodel.intervals import LEARNT, Kind, Learnt, kind_of, uncertainty
+from perfmodel.uncertainty import Uncertainty
+from tests.jobs import cluster, workload
+
+WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
+
+
+def job(**more: Any) -> Any:
+    return make_job(**{"workload": WORK, "cluster": cluster(), "workers": 4, "arch": "ring"} | more)
+
+
+def total(**more: Any) -> float:
+    made = job(**more)
+    return uncertainty(made, predict(made)).total
+
+
+# -- the arithmetic --------------------------------------------------------------------------------
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(1e-3, 1e3))
+def test_an_interval_holds_the_value_and_is_as_wide_on_either_side(
+    model: float, measurement: float, value: float
+) -> None:
+    low, high = Uncertainty(model=model, measurement=measurement).interval(value)
+    assert low <= value <= high
+    assert value / low == pytest.approx(high / value)
+
+
+def test_nine_in_ten_draws_lie_inside() -> None:
+    parts = Uncertainty(measurement=0.03, calibration=0.04, model=0.12, extrapolation=0.02)
+    draws = np.exp(np.random.default_rng(1).normal(0.0, parts.total, 100_000))
+    low, high = parts.interval(1.0)
+    inside = np.mean((low <= draws) & (draws <= high))
+    assert inside == pytest.approx(0.9, abs=0.005)
+    # a canary: without the model's part it is too narrow
+    low, high = msgspec.structs.replace(parts, model=0.0).interval(1.0)
+    assert np.mean((low <= draws) & (draws <= high)) < 0.6
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_no_part_is_negative_or_unknown(value: float) -> None:
+    with pytest.raises(InputError, match="model"):
+        Uncertainty(model=value)
+
+
+# -- what makes them wide --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse", "auto"])
+@pytest.mark.parametrize("arch", ["ring", "ps", "asp", "p2p", "ad_psgd", "gosgd"])
+def test_every_prediction_has_one(arch: str, fidelity: Any) -> None:
+    answer = predict(job(arch=arch), fidelity=fidelity)
+    assert answer.interval is not None
+    assert answer.interval.coverage == 0.9
+    low, high = answer.interval.iteration_s
+    assert low < answer.iteration_s < high
+    few, many = answer.interval.throughput_samples_per_s
+    assert few < answer.throughput_samples_per_s < many
+    assert few * high == pytest.approx(answer.throughput_samples_per_s * answer.iteration_s)
+    assert answer.interval.text
+
+
+def test_a_measured_network_makes_it_narrower() -> None:
+    measured, nominal = (
+        msgspec.structs.replace(cluster(), source=Source(kind, "by someone"))
+        for kind in ("measured", "published")
+    )
+    assert total(cluster=measured) < total(cluster=nominal)
+
+
+def test_estimated_computing_makes_it_wider_and_the_less_it_matters_the_less() -> None:
+    rough = msgspec.structs.replace(WORK, error_fraction=0.5)
+    assert total(workload=rough) > total()
+    slow = cluster(bandwidth_bytes_per_s=0.001)
+    more = total(workload=rough, cluster=slow) - total(cluster=slow)
+    assert more < 0.2 * (total(workload=rough) - total())
+
+
+def test_it_widens_beyond_the_runs_it_was_learnt_from_and_says_so() -> None:
+    most = LEARNT[kind_of(job())].workers
+    within, beyond = job(workers=most), job(workers=8 * most)
+    answers = predict(within), predict(beyond)
+    assert answers[0].interval is not None
+    assert answers[1].interval is not None
+    assert answers[0].interval.parts.extrapolation == 0.0
+    assert answers[1].interval.parts.extrapolation == pytest.approx(3 * 0.03)
+    assert f"beyond {most} workers" in answers[1].interval.text
+    assert "beyond" not in answers[0].interval.text
+
+
+def test_one_worker_has_no_model_error() -> None:
+    answer = predict(job(workers=1))
+    assert answer.interval is not None
+    assert answer.interval.parts.model == 0.0
+    assert answer.interval.parts.extrapolation == 0.0
+
+
+def test_a_rough_simulation_is_wider() -> None:
+    shaken = job(jitter=Jitter(0.3), arch="asp")
+    sure, rough = predict(shaken, rel_ci=0.01), predict(shaken, rel_ci=0.1)
+    assert rough.throughput_ci_fraction > sure.throughput_ci_fraction
+    assert sure.interval is not None
+    assert rough.interval is not None
+    assert rough.interval.parts.measurement > sure.interval.parts.measurement
+
+
+def test_a_formula_that_is_not_exact_is_wider() -> None:
+    made = job(arch="asp", workers=6)
+    fine, coarse = predict(made), predict(made, fidelity="coarse")
+    assert coarse.error_band is not None
+    assert coarse.error_band.p90
+    assert fine.interval is not None
+    assert coarse.interval is not None
+    share = coarse.idle_fraction.mean - fine.idle_fraction.mean
+    assert abs(share) < 0.5
+    assert coarse.interval.parts.model > fine.interval.parts.model
+
+
+# -- learning them ---------------------------------------------------------------------------------
+
+
+def made_up(always: float, waiting: float, count: int) -> list[learning.Run]:
+    """Runs of jobs that wait more or less, as far off as these two constants say."""
+    rng = np.random.default_rng(3)
+    found = []
+    for i in range(count):
+        one = job(cluster=cluster(bandwidth_bytes_per_s=10.0 ** rng.uniform(-1.5, 1.5)))
+        answer = predict(one, fidelity="coarse")
+        answer = msgspec.structs.replace(answer, error_band=None)
+        spread = math.hypot(always, waiting * answer.idle_fraction.mean, 0.01)
+        measured_s = answer.iteration_s * math.exp(rng.normal(0.0, spread))
+        found.append(learning.Run(f"source {i % 4}", one, answer, measured_s))
+    return found
+
+
+@pytest.mark.parametrize(("always", "waiting"), [(0.02, 0.2), (0.1, 0.02)])
+def test_what_predictions_leave_unexplained_is_found_again(always: float, waiting: float) -> None:
+    some = made_up(always, waiting, 400)
+    learnt = learning.learn(some)
+    assert learnt.runs == 400
+    for idle in (0.1, 0.9):
+        truth, found = (math.hypot(a, b * idle) for a, b in ((always, waiting), learnt[:2]))
+        assert found == pytest.approx(truth, rel=0.2)
+    inside, count = np.sum(list(learning.covered(some).values()), axis=0)
+    assert 0.85 < inside / count < 0.95
+
+
+def test_intervals_learnt_from_better_predictions_are_too_narrow() -> None:
+    good, bad = made_up(0.01, 0.02, 80), made_up(0.1, 0.2, 40)
+    bad = [run._replace(source="other") for run in bad]
+    found = learning.covered([*good, *bad])
+    assert found["other"][0] < 0.5 * found["other"][1]
+
+
+def test_constants_are_there_for_every_kind() -> None:
+    kinds = [Kind(network, way) for network in ("measured", "nominal") for way in (False, True)]
+    assert set(LEARNT) == set(kinds)
+    assert all(isinstance(each, Learnt) and each.always > 0.0 for each in LEARNT.values())
