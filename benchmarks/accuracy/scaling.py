@@ -254,6 +254,14 @@ def _up_to(ratio: float) -> str:
     return next(f"up to x{most:g}" for most in RATIOS if ratio <= most)
 
 
+def grouped(series: Sequence[Series]) -> dict[str, list[Case]]:
+    """All errors by group."""
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in [*between(series), *beyond(series), *single(series), *devices()]:
+        groups[case.group].append(case)
+    return groups
+
+
 def quantile(cases: Sequence[Case], q: float) -> float:
     """Least error that a part ``q`` of the cases does not exceed; series weigh the same."""
     count = Counter(case.series for case in cases)
@@ -282,9 +290,7 @@ def main(path: Path, count: int) -> None:
     click.echo(
         f"{len(series)} series; launching: {launch_s * 1e3:g} ms per tensor, at most {most:g}"
     )
-    groups: dict[str, list[Case]] = defaultdict(list)
-    for case in [*between(series), *beyond(series), *single(series), *devices()]:
-        groups[case.group].append(case)
+    groups = grouped(series)
     click.echo(f"{'group':42} {'series':>6} {'n':>5} {'median':>7} {'p90':>7} {'worst':>7}")
     for group, cases in sorted(groups.items()):
         number = len({case.series for case in cases})

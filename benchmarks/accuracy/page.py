@@ -1,0 +1,204 @@
+"""``python -m benchmarks.accuracy.page DATA``: write docs/accuracy.md.
+
+DATA holds a folder for each source. Every source is predicted anew from its fits, which are part of
+the repository; its folder is the one named in its adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.accuracy import fitted, scaling
+from benchmarks.accuracy.__main__ import figure
+from benchmarks.accuracy.cases import About, Case
+from benchmarks.accuracy.sources import SOURCES, adapter
+from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
+from benchmarks.accuracy.targets import TARGETS, Target
+from perfmodel import files
+from perfmodel.errors import InputError
+
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+
+WORST = 3
+"""Worst cases of each split that are named."""
+
+TEMPLATE = Path(__file__).with_name("page.md")
+
+
+class Found(NamedTuple):
+    """A source with its cases and their summaries."""
+
+    name: str
+    about: About
+    cases: Sequence[Case]
+    groups: Mapping[str, Mapping[str, Any]]
+
+
+class Rows(msgspec.Struct):
+    """Of an entry of a fit, the rows it was calibrated on."""
+
+    rows: int = 0
+
+
+def found_in(name: str, data: Path) -> Found:
+    """Predict a source."""
+    of = adapter(name)
+    cases = of.cases(data / of.ABOUT.folder)
+    return Found(name, of.ABOUT, cases, summarise(cases))
+
+
+def page(sources: Iterable[Found], computing: Mapping[str, Sequence[scaling.Case]]) -> str:
+    """The page; ``computing`` has the errors of estimated computing times by group."""
+    listed = list(sources)
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        goals=_goals(listed),
+        ranking=_ranking(listed),
+        sources="".join(_source(found) for found in listed),
+        computing=_computing(computing),
+    )
+
+
+def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _goals(sources: Sequence[Found]) -> str:
+    groups = {name: group for found in sources for name, group in found.groups.items()}
+    return _rows(
+        (
+            *("split", "runs", "median / p90", "goal", "reached", "in 90 %"),
+            "baselines: median / p90",
+        ),
+        (_target(t, groups[t.group]) for t in TARGETS if t.group in groups),
+    )
+
+
+def _target(target: Target, group: Mapping[str, Any]) -> list[str]:
+    reached = group["median"] <= target.median and group["p90"] <= target.p90
+    others = "; ".join(f"{other} {_two(e)}" for other, e in group.get("others", {}).items())
+    return [
+        *(target.group, str(group["n"]), _two(group), f"{target.median:.0%} / {target.p90:.0%}"),
+        *("yes" if reached else "no", _inside(group), others),
+    ]
+
+
+def _two(errors: Mapping[str, Any]) -> str:
+    return f"{errors['median']:.1%} / {errors['p90']:.1%}"
+
+
+def _inside(group: Mapping[str, Any]) -> str:
+    return f"{group['coverage90']:.0%}" if "coverage90" in group else ""
+
+
+def _ranking(sources: Sequence[Found]) -> str:
+    rows = []
+    for found in sources:
+        for split, cases in _by_split(found.cases).items():
+            ranking = ranking_summary(rankings(cases))
+            if ranking:
+                figures = (
+                    f"{ranking[f'{which}_kendall_tau']:.2f}" for which in ("median", "worst")
+                )
+                best = f"{ranking['best_within_3_percent']:.0%}"
+                rows.append([split, str(ranking["settings"]), *figures, best])
+    return _rows(("split", "settings", "Kendall's tau: median", "worst", "best"), rows)
+
+
+def _by_split(cases: Iterable[Case]) -> dict[str, list[Case]]:
+    """Step times by source and split."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        if ":" not in case.group:
+            found.setdefault(case.group.rpartition("/")[0], []).append(case)
+    return found
+
+
+def _source(found: Found) -> str:
+    about, fits = found.about, _fitted_rows(found.name)
+    splits = []
+    for name, split in about.splits.items():
+        counts = [n for key, n in fits.items() if key == name or key.startswith(f"{name}/")]
+        known = f" ({_span(counts)} rows)" if counts else ""
+        splits.append([name, split.calibrated + known, split.predicted])
+    return (
+        f"## {about.title}\n\n{about.citation}.\n\n"
+        f"    python -m benchmarks.accuracy {found.name} DATA/{about.folder}\n\n"
+        f"{_rows(('split', 'calibrated on', 'predicted'), splits)}\n\n"
+        f"{_errors(found.groups)}\n\n{_worst(found.cases)}{about.remarks.strip()}\n\n"
+    )
+
+
+def _fitted_rows(source: str) -> dict[str, int]:
+    """Rows that each fit of a source was calibrated on."""
+    try:
+        return {name: entry.rows for name, entry in fitted.read(source, Rows).items() if entry.rows}
+    except InputError:
+        return {}
+
+
+def _span(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _errors(groups: Mapping[str, Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(n for group in groups.values() for n in group.get("others", {})))
+    heads = ["group", "runs", "median", "p90", "worst", "bias", "in 90 %"]
+    heads += [f"{name}: median / p90" for name in names]
+    rows = []
+    for name, group in groups.items():
+        cells = [name, str(group["n"])]
+        cells += [figure(name, group[key]) for key in ("median", "p90", "worst", "bias")]
+        cells.append(_inside(group))
+        for other in names:
+            errors = group.get("others", {}).get(other)
+            both = (figure(name, errors[key]) for key in ("median", "p90")) if errors else ("",)
+            cells.append(" / ".join(both))
+        rows.append(cells)
+    return _rows(heads, rows)
+
+
+def _worst(cases: Sequence[Case]) -> str:
+    """The worst step times of each split, as a list."""
+    lines = [
+        f"- {split}: {case.name}: {case.predicted:.3g} s predicted, {case.measured:.3g} s "
+        f"measured ({case.error:+.0%})\n"
+        for split, some in _by_split(cases).items()
+        for case in sorted(some, key=lambda c: -abs(c.error))[:WORST]
+    ]
+    return f"Worst predictions:\n\n{''.join(lines)}\n" if lines else ""
+
+
+def _computing(errors: Mapping[str, Sequence[scaling.Case]]) -> str:
+    rows = []
+    for group, cases in sorted(errors.items()):
+        figures = (f"{scaling.quantile(cases, q):.2f}" for q in (0.5, 0.9, 1.0))
+        rows.append([group, str(len({c.series for c in cases})), str(len(cases)), *figures])
+    return _rows(("estimated", "series", "n", "median", "9 of 10", "worst"), rows)
+
+
+@click.command()
+@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def main(data: Path) -> None:
+    """Predict every source in DATA and write docs/accuracy.md."""
+    console = Console(stderr=True)
+    sources = [found_in(name, data) for name in track(SOURCES, "sources", console=console)]
+    computing = scaling.grouped(scaling.read(data))
+    files.write(PAGE, page(sources, computing).encode())
+    click.echo(f"wrote {PAGE}", err=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from None
