@@ -131,7 +131,7 @@ def _inputs(job: Job) -> dict[str, Any]:
         "workers": job.workers,
         "architecture": job.architecture,
         "options": {k: finite(v) for k, v in msgspec.to_builtins(job.options).items()},
-        "jitter": msgspec.to_builtins(job.jitter),
-        "stragglers": msgspec.to_builtins(job.stragglers),
+        "jitter": msgspec.to_builtins(job.jitter, enc_hook=float),  # also of a NumPy number
+        "stragglers": msgspec.to_builtins(job.stragglers, enc_hook=float),
         "start": job.start,
     }

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfmodel import (
@@ -238,3 +239,16 @@ def test_the_confidence_interval_covers_the_long_run() -> None:
         for r in results
     )
     assert missed <= 6
+
+
+def test_a_job_may_be_made_of_numpy_numbers() -> None:
+    job = make_job(
+        model="resnet18",
+        arch="asp",
+        workers=2,
+        jitter=Jitter(np.float64(0.1)),
+        stragglers=[Straggler(0, np.float64(1.5))],
+    )
+    inputs = predict(job, rel_ci=0.1).to_dict()["provenance"]["inputs"]
+    assert inputs["jitter"]["cv"] == 0.1
+    assert inputs["stragglers"][0]["factor"] == 1.5

@@ -61,6 +61,7 @@ That the logs of one problem are pooled and that each window has a spread of its
 within the first halves, of BCD: fitted to first quarters, this makes the second ones most likely
 (-1.54 per update; -1.56 with one spread for all windows, or with each log alone). The 99th
 percentiles of eight quarters, off by 0.6, 0.4 and 1.3 updates on average, are too few to tell.
+Errors of second halves had been seen before that.
 
 *Not covered*: when such a stretch comes; differences between the step sizes, which the clock does
 not see.""",
