@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from perfmodel.api import build_graph, make_job, predict
-    from perfmodel.cluster import Cluster, Link, NodeOverride, Server, read_cluster
+    from perfmodel.cluster import Cluster, Handover, Link, NodeOverride, Server, read_cluster
     from perfmodel.coarse import Variants, evaluate
     from perfmodel.comparison import Comparison, compare
     from perfmodel.crossovers import Crossover, Explanation, explain
@@ -38,6 +38,7 @@ _HOME = {
     "Device": "device",
     "Explanation": "crossovers",
     "Formula": "formulas",
+    "Handover": "cluster",
     "InputError": "errors",
     "Jitter": "job",
     "Job": "job",
@@ -74,6 +75,7 @@ __all__ = [
     "Device",
     "Explanation",
     "Formula",
+    "Handover",
     "InputError",
     "Jitter",
     "Job",

@@ -71,6 +71,25 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         whole_number("threads", self.threads)
 
 
+class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What giving a gradient to the network costs the device that made it.
+
+    ``per_tensor_s + n * per_byte_s`` for a tensor of n bytes: copies into buffers, launches, and
+    whatever else the device does for communication in the place of computation.
+    """
+
+    per_tensor_s: float = 0.0
+    per_byte_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("per_tensor_s", self.per_tensor_s)
+        number("per_byte_s", self.per_byte_s)
+
+    def seconds(self, tensors: int, size_bytes: float) -> float:
+        """For so many tensors of ``size_bytes`` together."""
+        return self.per_tensor_s * tensors + self.per_byte_s * size_bytes
+
+
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A collective of ``above_bytes`` bytes or more, up to where the next piece begins.
 
@@ -150,6 +169,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     nic : link between each node and the network.
     nodes : how many there are; None for as many as a job needs.
     devices_per_node : workers fill a node before they use the next.
+    devices_on_nodes : how many devices of each of the first nodes a job gets, where it does not get
+        all of them; further nodes give all.
     intra_node : link between devices of one node; None where that costs nothing.
     core_oversubscription : all NICs together over the core's capacity; None for a core that
         never limits.
@@ -158,6 +179,15 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         servers there; None where workers compute on accelerators.
     overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
     collectives : what collectives were measured to take, at most one of each operation.
+    slowdown_per_neighbour : by how much more, as a fraction, a device computes for each other
+        device at work on its node, with which it shares host, memory and power.
+    loaders_per_node : batches that a node prepares at a time, 1 or more; where more devices than
+        that are at work on it, loading takes each the longer. None where every device has a loader
+        of its own.
+    handover : what giving gradients to the network costs a device.
+    queue_bytes : bytes that wait in front of a node's link before packets are lost, whereby those
+        who send there get unequal parts of it (:mod:`perfmodel.incast`); None where all get the
+        same.
     """
 
     schema: Literal["perfmodel.cluster/1"] = "perfmodel.cluster/1"
@@ -166,6 +196,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     nic: Link
     nodes: int | None = None
     devices_per_node: int = 1
+    devices_on_nodes: tuple[int, ...] = ()
     intra_node: Link | None = None
     core_oversubscription: float | None = None
     cpu_cores: int | None = None
@@ -173,10 +204,21 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     server: Server = Server()
     overrides: tuple[NodeOverride, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    slowdown_per_neighbour: float = 0.0
+    loaders_per_node: float | None = None
+    handover: Handover = Handover()
+    queue_bytes: float | None = None
     source: Source
 
     def __post_init__(self) -> None:
         whole_number("devices_per_node", self.devices_per_node)
+        for i, count in enumerate(self.devices_on_nodes):
+            whole_number(f"devices_on_nodes[{i}]", count, at_most=self.devices_per_node)
+        number("slowdown_per_neighbour", self.slowdown_per_neighbour)
+        if self.loaders_per_node is not None:
+            number("loaders_per_node", self.loaders_per_node, at_least=1.0)
+        if self.queue_bytes is not None:
+            number("queue_bytes", self.queue_bytes, above=0.0)
         if self.nodes is not None:
             whole_number("nodes", self.nodes)
         if self.core_oversubscription is not None:
@@ -205,11 +247,47 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def node_of_worker(self, worker: int) -> int:
         """The node worker ``worker`` runs on."""
-        return worker // self.devices_per_node
+        for node, count in enumerate(self.devices_on_nodes):
+            if worker < count:
+                return node
+            worker -= count
+        return len(self.devices_on_nodes) + worker // self.devices_per_node
 
     def nodes_for(self, workers: int) -> int:
         """How many nodes ``workers`` workers fill."""
-        return -(-workers // self.devices_per_node)
+        return self.node_of_worker(workers - 1) + 1
+
+    def devices_at(self, node: int, workers: int) -> int:
+        """How many of ``workers`` workers run on ``node``."""
+        listed = self.devices_on_nodes
+        before = sum(listed[:node]) + max(node - len(listed), 0) * self.devices_per_node
+        size = listed[node] if node < len(listed) else self.devices_per_node
+        return min(max(workers - before, 0), size)
+
+    def samples(self, workers: int) -> list[int]:
+        """Nodes of ``workers`` workers, at least one of those with each number of devices."""
+        last = self.nodes_for(workers) - 1
+        return sorted({*range(min(len(self.devices_on_nodes) + 1, last)), last})
+
+    def fullest(self, workers: int) -> int:
+        """Most devices that ``workers`` workers have on one node."""
+        return max(self.devices_at(node, workers) for node in self.samples(workers))
+
+    def crowding(self, node: int, workers: int) -> float:
+        """How many times longer devices of ``node`` compute than one that is there alone."""
+        return 1.0 + self.slowdown_per_neighbour * (self.devices_at(node, workers) - 1)
+
+    def loading(self, node: int, workers: int) -> float:
+        """How many times longer a device of ``node`` loads than one that is there alone."""
+        if self.loaders_per_node is None:
+            return 1.0
+        return max(self.devices_at(node, workers) / self.loaders_per_node, 1.0)
+
+    @property
+    def by_workers(self) -> bool:
+        """Whether how fast a device works depends on how many of them there are."""
+        crowded = self.slowdown_per_neighbour > 0.0 or self.loaders_per_node is not None
+        return crowded or self.handover != Handover() or bool(self.devices_on_nodes)
 
     def node_of_server(self, server: int, workers: int) -> int:
         """The node server ``server`` runs on, beside ``workers`` workers."""

@@ -22,6 +22,7 @@ from perfmodel.errors import InputError, number
 from perfmodel.job import MOST_WORKERS, Job
 from perfmodel.particulars import Totals
 from perfmodel.phases import (
+    Layers,
     Phase,
     Phases,
     Quantities,
@@ -114,12 +115,14 @@ def with_data(found: Phases, q: Quantities) -> Phases:
     """Phases of a job that waits for data where loading takes longer than all else."""
     if isinstance(q.data_loading_s, float) and q.data_loading_s == 0.0:
         return found
-    late = maximum(q.data_loading_s - found.iteration_s, 0.0)
-    return msgspec.structs.replace(
-        found,
-        parts={**found.parts, "load data": Phase(late, "data")},
-        classes=tuple(with_data(kind, q) for kind in found.classes),
-    )
+    least_s, classes = q.data_loading_s, found.classes
+    if classes:  # workers on their own, each of which waits for its own loader
+        classes = tuple(map(with_data, classes, q.by_class()))
+        rates = [k / p.iteration_s for k, p in zip(q.counts, classes, strict=True)]
+        least_s = q.workers / sum(rates)
+    late = maximum(least_s - found.iteration_s, 0.0)
+    parts = {**found.parts, "load data": Phase(late, "data")}
+    return msgspec.structs.replace(found, parts=parts, classes=classes)
 
 
 def error_band(job: Job) -> ErrorBand:
@@ -176,17 +179,17 @@ def predict(job: Job, totals: Totals) -> Prediction:
 
 def _idle(job: Job, found: Phases, iteration_s: float, computing: float) -> tuple[float, ...]:
     """Idle fraction of each worker."""
-    if not job.stragglers and not job.cluster.overrides:
+    if not job.unequal:
         return (1.0 - computing,) * job.workers
     own = quantities_of(job)
     kinds = [class_of(job, worker) for worker in range(job.workers)]
     if not found.classes:  # all take as long, and compute for a part of it
         return tuple(max(1.0 - computing * kind.scale / own.scale, 0.0) for kind in kinds)
     of_kind = {
-        (kind.scale, kind.bandwidth_bytes_per_s): 1.0 - float(p.compute_s) / float(p.iteration_s)
+        msgspec.structs.replace(kind, count=1): 1.0 - float(p.compute_s) / float(p.iteration_s)
         for kind, p in zip(own.classes, found.classes, strict=True)
     }
-    return tuple(of_kind[kind.scale, kind.bandwidth_bytes_per_s] for kind in kinds)
+    return tuple(of_kind[kind] for kind in kinds)
 
 
 def _staleness(job: Job, found: Phases) -> Staleness:
@@ -225,11 +228,10 @@ def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[f
         return (mean,) * job.workers, (1.0 / job.workers,) * job.workers
     own = quantities_of(job)
     rate = {
-        (kind.scale, kind.bandwidth_bytes_per_s): 1.0 / float(p.iteration_s)
+        msgspec.structs.replace(kind, count=1): 1.0 / float(p.iteration_s)
         for kind, p in zip(own.classes, found.classes, strict=True)
     }
-    kinds = [class_of(job, worker) for worker in range(job.workers)]
-    rates = np.array([rate[kind.scale, kind.bandwidth_bytes_per_s] for kind in kinds])
+    rates = np.array([rate[class_of(job, worker)] for worker in range(job.workers)])
     others = (rates.sum() - rates) / rates
     weighted = float((others * rates).sum() / rates.sum())
     return tuple((others * (mean / weighted)).tolist()), tuple((rates / rates.sum()).tolist())
@@ -326,9 +328,9 @@ def evaluate(
     flat = {name: np.broadcast_to(values, shape).ravel() for name, values in axes.items()}
     size = math.prod(shape)
     found: dict[str, Floats] = {}
-    for some, where_servers in _by_servers(job, flat.pop("servers", None), size):
-        for begin in range(0, len(where_servers), BLOCK):
-            here = where_servers[begin : begin + BLOCK]
+    for some, where in _by_counts(job, flat, size):
+        for begin in range(0, len(where), BLOCK):
+            here = where[begin : begin + BLOCK]
             values = _evaluated(some, {n: v[here] for n, v in flat.items()}, len(here), sharpness)
             for name, value in values.items():
                 found.setdefault(name, np.zeros(size))[here] = value
@@ -373,17 +375,45 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
             raise InputError(f"{name}: cannot be varied where workers or links differ")
 
 
-def _by_servers(job: Job, servers: Axis | None, size: int) -> list[tuple[Job, NDArray[np.int64]]]:
+def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, NDArray[np.int64]]]:
     """The job with each number of servers, and the variants that have it: where tensors live
-    depends on it."""
-    if servers is None:
-        return [(job, np.arange(size))]
-    found = []
-    for count in np.unique(servers):
-        options = msgspec.structs.replace(job.options, servers=int(count))
-        some = msgspec.structs.replace(job, options=options)
-        found.append((some, np.flatnonzero(servers == count)))
+    depends on it. The same for workers whose speed depends on how many there are."""
+    found = [(job, np.arange(size))]
+    if "servers" in axes:
+        servers = axes.pop("servers")
+        options = [
+            (count, msgspec.structs.replace(job.options, servers=count))
+            for count in np.unique(servers).tolist()
+        ]
+        found = [
+            (msgspec.structs.replace(job, options=some), np.flatnonzero(servers == count))
+            for count, some in options
+        ]
+    if "workers" in axes and job.cluster.by_workers:
+        kinds = axes["workers"]
+        if not job.cluster.devices_on_nodes:
+            kinds = _alike(kinds, job.cluster.devices_per_node)
+        endless = msgspec.structs.replace(job.cluster, nodes=None)
+        found = [
+            (
+                msgspec.structs.replace(some, cluster=endless, workers=count),
+                here[kinds[here] == count],
+            )
+            for some, here in found
+            for count in np.unique(kinds[here]).tolist()
+        ]
     return found
+
+
+def _alike(workers: Axis, devices_per_node: int) -> Axis:
+    """For each number of workers one with which each of them goes as fast.
+
+    >>> _alike(np.array([1, 2, 3, 4, 8, 12, 13]), 4).tolist()
+    [1, 2, 3, 4, 4, 4, 13]
+    """
+    full = max(devices_per_node, 2)  # a worker alone has nobody to send anything to
+    filled = (workers >= full) & (workers % devices_per_node == 0)
+    return np.where(filled, -(-full // devices_per_node) * devices_per_node, workers)
 
 
 def _evaluated(
@@ -403,11 +433,21 @@ def _evaluated(
         ratio = axes["bandwidth_bytes_per_s"] / nominal
         for name in ("bandwidth", "server_bandwidth", "core_bandwidth"):
             changed[f"{name}_bytes_per_s"] = getattr(q, f"{name}_bytes_per_s") * ratio
+        changed["classes"] = tuple(
+            msgspec.structs.replace(kind, bandwidth_bytes_per_s=kind.bandwidth_bytes_per_s * ratio)
+            for kind in q.classes
+        )
     batch = axes.get("batch_size", job.workload.batch_size)
     if "batch_size" in axes:
         times = batch / job.workload.batch_size
         for name in ("forward_s", "backward_s", "scale"):
             changed[name] = getattr(q, name) * times
+        if job.device_work is not job.workload:  # handing over takes the same for any batch
+            constant_s = (job.device_work.backward_s - job.workload.backward_s) * q.slowdown
+            changed["backward_s"] = changed["backward_s"] - constant_s * (times - 1.0)
+            changed["layers"] = Layers.of(job.device_work).scaled_like(
+                Layers.of(job.workload), times
+            )
         changed["cv"] = iteration_cv(job, times)
     q = msgspec.structs.replace(q, **changed)
     found = phases(job, sharpness=sharpness, among=q)

@@ -287,7 +287,8 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
     """
     cluster = job.cluster
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
-    beyond = beyond or bool(cluster.collectives)  # formulas are of closed forms
+    # formulas are of closed forms, and of devices that work as fast whatever their number
+    beyond = beyond or bool(cluster.collectives) or cluster.by_workers
     if variable not in SOLVED or beyond or coarse.asynchronous(job):
         return None
     import sympy

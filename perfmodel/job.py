@@ -8,10 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from perfmodel import files
-from perfmodel.cluster import Cluster
+from perfmodel.cluster import Cluster, Handover
 from perfmodel.errors import InputError, number, unknown_name, whole_number
 from perfmodel.provenance import Assumption
-from perfmodel.workload import Workload
+from perfmodel.workload import Workload, expanded, handing_over
 
 SCHEMA = "perfmodel.job/1"
 
@@ -143,7 +143,47 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def slowdown(self, worker: int) -> float:
         """How many times longer than profiled worker ``worker`` computes, jitter apart."""
         factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)
-        return factor / self.cluster.speed_of(self.cluster.node_of_worker(worker))
+        node = self.cluster.node_of_worker(worker)
+        return factor * self.cluster.crowding(node, self.workers) / self.cluster.speed_of(node)
+
+    def loading_s(self, worker: int) -> float:
+        """How long worker ``worker`` loads a batch."""
+        node = self.cluster.node_of_worker(worker)
+        return self.workload.data_loading_s * self.cluster.loading(node, self.workers)
+
+    @property
+    def unequal(self) -> bool:
+        """Whether workers may differ in how fast they compute, load or send."""
+        if self.stragglers or self.cluster.overrides:
+            return True
+        cluster, n = self.cluster, self.workers
+        loads = self.workload.data_loading_s > 0.0
+        kinds = {
+            (cluster.crowding(node, n), loads and cluster.loading(node, n))
+            for node in cluster.samples(n)
+        }
+        return len(kinds) > 1
+
+    @property
+    def handed_over(self) -> float:
+        """How much of its gradients, or of a model as large, a worker hands over to the network in
+        a step: all or nothing, or the mean of an architecture that exchanges models now and then.
+        """
+        if self.workers == 1 and not hasattr(self.options, "servers"):
+            return 0.0
+        share: float = getattr(self.options, "probability", 1.0)
+        period: int = getattr(self.options, "period", 1)
+        return share / period
+
+    @property
+    def device_work(self) -> Workload:
+        """The workload as devices do it: with handing over, in the backward pass."""
+        handover, share = self.cluster.handover, self.handed_over
+        if share == 0.0 or handover == Handover():
+            return self.workload
+        return handing_over(
+            expanded(self.workload), lambda count, size: share * handover.seconds(count, size)
+        )
 
 
 class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

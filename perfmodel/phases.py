@@ -72,6 +72,19 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         """The same layers, with their gradients' ``parts`` by number of the layer."""
         return msgspec.structs.replace(self, parts=tuple(tuple(parts[i]) for i in self.index))
 
+    def scaled_like(self, without: Layers, times: Quantity) -> Layers:
+        """The same layers to be scaled by ``times``, of what is not in ``without`` nothing.
+
+        Two workloads' layers may differ in what does not grow with the batch.
+        """
+        return msgspec.structs.replace(
+            self,
+            backward_s=tuple(
+                less + (more - less) / times
+                for less, more in zip(without.backward_s, self.backward_s, strict=True)
+            ),
+        )
+
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """What ``make`` returns, called once: for what follows from the layers and ``name``."""
         known = self.__dict__.setdefault("known", {})
@@ -248,12 +261,14 @@ SMALL = 1e-3
 class Class(msgspec.Struct, frozen=True):
     """Workers that are alike: their ``count``, and how they differ from the mean one.
 
-    ``scale`` is how many times longer than profiled they compute.
+    ``scale`` is how many times longer than profiled they compute, ``loading_s`` how long they load
+    a batch.
     """
 
     count: int
     scale: float
-    bandwidth_bytes_per_s: float
+    bandwidth_bytes_per_s: Quantity
+    loading_s: float = 0.0
 
 
 class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -261,12 +276,16 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     Attributes
     ----------
-    workers, servers, devices_per_node : how many.
+    workers, servers : how many.
+    devices_per_node : of the fullest node.
+    placed_on : nodes that the workers are on, where these are not filled one after the other.
     bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way, as achieved.
     server_bandwidth_bytes_per_s : of the slowest server's link.
     core_bandwidth_bytes_per_s : the core's, divided by the number of nodes; inf if it never limits.
     inside_bandwidth_bytes_per_s, inside_latency_s : of the link inside a node; inf and 0 without.
-    forward_s, backward_s, optimizer_s, data_loading_s : mean times of one worker's iteration.
+    forward_s, backward_s, optimizer_s : mean times of one worker's iteration; handing gradients
+        over to the network is part of the backward pass.
+    data_loading_s : the longest that a worker loads a batch.
     gradient_bytes, tensors : of the whole model.
     update_per_tensor_s, update_per_byte_s, update_threads : of one server.
     scale : how many times longer than profiled a worker computes, on average.
@@ -306,6 +325,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     classes: tuple[Class, ...] = ()
     corrected: bool = True
     collectives: tuple[Collective, ...] = ()
+    placed_on: int | None = None
 
     def slowest(self, steps: int = 1, late: int = 0) -> Quantity:
         """How many times longer than the average the slowest worker computes, on average.
@@ -377,6 +397,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
                 optimizer_s=self.optimizer_s * kind.scale / self.slowdown,
                 scale=self.scale * kind.scale / self.slowdown,
                 slowdown=kind.scale,
+                data_loading_s=kind.loading_s,
                 unequal=1.0,
                 classes=(),
             )
@@ -391,12 +412,14 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     @property
     def nodes(self) -> Quantity:
         """Nodes that the workers fill."""
+        if self.placed_on is not None:
+            return self.placed_on
         return ceiling(self.workers / self.devices_per_node)
 
 
 def quantities_of(job: Job) -> Quantities:
     """The quantities of a job, all of them numbers."""
-    w, cluster, n = job.workload, job.cluster, job.workers
+    w, cluster, n = job.device_work, job.cluster, job.workers
     nodes = range(cluster.nodes_for(n))
     nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
     servers = getattr(job.options, "servers", 1)
@@ -404,6 +427,7 @@ def quantities_of(job: Job) -> Quantities:
     goodput = min(nic.goodput_bytes_per_s for nic in nics)
     at_servers = min((cluster.nic_of(h).goodput_bytes_per_s for h in homes), default=goodput)
     inside, over = cluster.intra_node, cluster.core_oversubscription
+    placed = bool(cluster.devices_on_nodes)
     classes = _classes(job)
     mean = sum(kind.count * kind.scale for kind in classes) / n
     cv = iteration_cv(job)
@@ -411,7 +435,7 @@ def quantities_of(job: Job) -> Quantities:
     return Quantities(
         workers=n,
         servers=servers,
-        devices_per_node=cluster.devices_per_node,
+        devices_per_node=cluster.fullest(n) if placed else cluster.devices_per_node,
         bandwidth_bytes_per_s=goodput,
         server_bandwidth_bytes_per_s=at_servers,
         core_bandwidth_bytes_per_s=math.inf if over is None else goodput / over,
@@ -421,7 +445,7 @@ def quantities_of(job: Job) -> Quantities:
         forward_s=w.forward_s * mean,
         backward_s=w.backward_s * mean,
         optimizer_s=w.optimizer_s * mean,
-        data_loading_s=w.data_loading_s,
+        data_loading_s=max(kind.loading_s for kind in classes),
         gradient_bytes=w.gradient_bytes,
         tensors=float(w.tensors),
         update_per_tensor_s=cluster.server.update_per_tensor_s,
@@ -435,19 +459,20 @@ def quantities_of(job: Job) -> Quantities:
         layers=Layers.of(w),
         classes=classes if len(classes) > 1 else (),
         collectives=cluster.collectives_of(n),
+        placed_on=cluster.nodes_for(n) if placed else None,
     )
 
 
 def class_of(job: Job, worker: int) -> Class:
     """What a worker is like; its count is 1."""
     nic = job.cluster.nic_of(job.cluster.node_of_worker(worker))
-    return Class(1, job.slowdown(worker), nic.goodput_bytes_per_s)
+    return Class(1, job.slowdown(worker), nic.goodput_bytes_per_s, job.loading_s(worker))
 
 
 def _classes(job: Job) -> tuple[Class, ...]:
     """Of workers, in the order in which they first come."""
-    if not job.stragglers and not job.cluster.overrides:
-        return (Class(job.workers, 1.0, job.cluster.nic.goodput_bytes_per_s),)
+    if not job.unequal:
+        return (msgspec.structs.replace(class_of(job, 0), count=job.workers),)
     found = Counter(class_of(job, worker) for worker in range(job.workers))
     return tuple(msgspec.structs.replace(kind, count=count) for kind, count in found.items())
 
@@ -459,7 +484,7 @@ def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:
         return 0.0
     if job.jitter.scope == "iteration":
         return job.jitter.cv
-    w = expanded(job.workload)
+    w = expanded(job.device_work)
     parts = np.array([s for a in w.layers for s in (a.forward_s, a.backward_s)])
     squares = times**2 * float((parts**2).sum()) + w.optimizer_s**2
     return job.jitter.cv * squares**0.5 / (times * float(parts.sum()) + w.optimizer_s)

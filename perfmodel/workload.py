@@ -6,7 +6,7 @@ layer. Everything downstream sees only this form, never the profile it came from
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -328,4 +328,24 @@ def expanded(workload: Workload) -> Workload:
         layers=layers,
         quality="estimated",
         assumptions=(*workload.assumptions, rule),
+    )
+
+
+def handing_over(workload: Workload, seconds: Callable[[int, float], float]) -> Workload:
+    """The workload as devices do it that hand their gradients over to the network.
+
+    ``seconds`` says how long that takes for so many tensors of so many bytes together; it is part
+    of the backward pass, right after the layer whose gradients they are.
+    """
+    return msgspec.structs.replace(
+        workload,
+        backward_s=workload.backward_s + seconds(workload.tensors, workload.gradient_bytes),
+        layers=tuple(
+            msgspec.structs.replace(
+                layer,
+                backward_s=layer.backward_s
+                + seconds(len(layer.tensor_bytes), sum(layer.tensor_bytes)),
+            )
+            for layer in workload.layers
+        ),
     )

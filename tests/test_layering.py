@@ -25,7 +25,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("phases", "contention"),
     ("noise", "measures", "ahead"),
     ("sharing",),
-    ("costs", "buckets", "collectives"),
+    ("costs", "buckets", "collectives", "incast"),
     ("architectures", "eventloop"),
     ("architectures._network", "architectures._workers", "world"),
     ("layout", "snapshot"),

@@ -97,7 +97,7 @@ class Members(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, cluster: Cluster, workers: int) -> Members:
         """The workers of a job on their nodes."""
-        place = np.arange(workers) // cluster.devices_per_node
+        place = np.array([cluster.node_of_worker(worker) for worker in range(workers)])
         nics = [cluster.nic_of(node) for node in range(int(place[-1]) + 1)]
         out = np.array([nic.goodput_bytes_per_s for nic in nics])
         over, inside = cluster.core_oversubscription, cluster.intra_node
@@ -341,7 +341,7 @@ def closed(job: Job, options: Reduction) -> bool:
         case "double_tree":
             return False
         case "hierarchical":  # all nodes have as many workers
-            return n % cluster.devices_per_node == 0 or n < cluster.devices_per_node
+            return len({cluster.devices_at(node, n) for node in cluster.samples(n)}) == 1
 
 
 def moved_between_nodes(q: Quantities, options: Reduction, size_bytes: Quantity) -> Quantity:

@@ -125,8 +125,7 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
 def alike(job: Job) -> bool:
     """Whether all workers do the same at the same time, so that one may stand for all of them."""
     own_cores = job.cluster.worker_threads is None
-    equal = not job.stragglers and not job.cluster.overrides
-    return steady(job) and equal and own_cores and job.start == "together"
+    return steady(job) and not job.unequal and own_cores and job.start == "together"
 
 
 def plain(job: Job) -> bool:
@@ -163,7 +162,7 @@ def add_workers(
 
     ``nodes`` is how many nodes have cores that anybody works on; by default those of the workers.
     """
-    workload = expanded(job.workload)
+    workload = expanded(job.device_work)
     n = job.workers if first is None else first
     index = np.arange(n)
     node = np.array([job.cluster.node_of_worker(worker) for worker in range(n)])
@@ -190,7 +189,7 @@ def add_workers(
         load = b.ops(
             "load data",
             (n,),
-            seconds=workload.data_loading_s,
+            seconds=np.array([job.loading_s(worker) for worker in range(n)]),
             slot=loader,
             group=index,
             cause="data",
@@ -218,7 +217,8 @@ def stagger_s(job: Job) -> Floats:
     """
     if job.start == "together" or job.workers == 1:
         return np.zeros(job.workers)
-    compute = np.array([job.slowdown(w) * job.workload.compute_s for w in range(job.workers)])
+    once_s = job.device_work.compute_s
+    compute = np.array([job.slowdown(w) * once_s for w in range(job.workers)])
     nics = [job.cluster.nic_of(job.cluster.node_of_worker(w)) for w in range(job.workers)]
     goodput = np.array([nic.goodput_bytes_per_s for nic in nics])
     return compute + 2.0 * job.workload.gradient_bytes / goodput

@@ -27,7 +27,7 @@ from perfmodel.errors import number, whole_number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
 from perfmodel.overlap import wait_free
-from perfmodel.phases import Phase, Phases, Quantities, Whole
+from perfmodel.phases import Layers, Phase, Phases, Quantities, Whole
 from perfmodel.workload import Workload, expanded
 
 UNIT_BYTES = 25 * 2**20
@@ -180,8 +180,8 @@ def phases(job: Job, q: Quantities) -> Phases:
     if options.stage == 3 and isinstance(q.layers, Whole):
         both = 2.0 if options.reshard_after_forward else 1.0
         shown = q.layers.beside_s(passes, both * sum(gathers) + sum(scatters)) - passes
-    elif options.stage == 3:
-        shown = _in_time(job, q, late, units, gathers, scatters) - passes
+    elif options.stage == 3 and isinstance(q.layers, Layers):
+        shown = _in_time(options, q.layers, q.scale * late, units, gathers, scatters) - passes
     else:
         computed, end = q.layers.overlapped_s(
             q.scale * late,
@@ -220,9 +220,9 @@ def leaves_out(job: Job) -> str | None:
 
 
 def _in_time(
-    job: Job,
-    q: Quantities,
-    late: Quantity,
+    options: Options,
+    layers: Layers,
+    scale: Quantity,
     units: Units,
     gathers: list[Quantity],
     scatters: list[Quantity],
@@ -232,14 +232,14 @@ def _in_time(
     One collective at a time, in the order in which they are ready: at the end of a computation
     first what is gathered ahead, then the gradients that it made.
     """
-    options: Options = job.options
-    layers = expanded(job.workload).layers
-    scale = q.scale * late
     count = len(units.first)
-    bounds = [0, *units.first[1:].tolist(), len(layers)]
-    spans = list(itertools.pairwise(bounds))
-    computing = [scale * sum(a.forward_s for a in layers[i:j]) for i, j in spans]
-    computing += [scale * sum(a.backward_s for a in layers[i:j]) for i, j in spans[::-1]]
+    starts = [*map(layers.index.index, units.first.tolist()), len(layers.index)]
+    spans = [slice(*span) for span in itertools.pairwise(starts)]
+    computing = [sum(layers.forward_s[span]) for span in spans]
+    computing += [sum(layers.backward_s[span]) for span in spans[::-1]]
+    computing[0] += layers.first_s
+    computing[-1] += layers.last_s
+    computing = [scale * seconds for seconds in computing]
     gathering = gathers + (gathers[::-1] if options.reshard_after_forward else [])
     ahead = options.prefetch + 1
     free: Quantity = 0.0

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import ArrayLike
 
+from perfmodel import incast
 from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._messages import TRANSMISSION_HELP
 from perfmodel.architectures._network import Network, homes_of, node_names
@@ -132,7 +134,7 @@ class _Builder:
         )
 
     def _push(self) -> Ids:
-        push = self._transfers("push", self.sent, to_servers=True)
+        push = self._transfers("push", self.sent, to_servers=True, weight=self._parts())
         self.options.finish(self.b, push)
         return push
 
@@ -142,7 +144,30 @@ class _Builder:
         self.options.finish(self.b, pull)
         return pull
 
-    def _transfers(self, label: str, size: Floats, *, to_servers: bool) -> Ids:
+    def _parts(self) -> Floats:
+        """What each push gets of a full link into its server, (pushers, slices): 1 if all alike."""
+        job, slices = self.job, self.slices
+        found = np.ones((self.shape[0], self.options.servers))
+        node = self.workers.node[self.pushers.worker]
+        if job.cluster.queue_bytes is not None and self.options.in_step:
+            receivers = len(np.unique(self.home))
+            for server, home in enumerate(self.home):
+                away = node != home
+                # where there are no more senders than receivers, queues stay short
+                if len(np.unique(node[away])) > receivers:
+                    sent_bytes = float(self.sent[slices.server == server].sum())
+                    found[away, server] = incast.parts(
+                        int(away.sum()),
+                        sent_bytes,
+                        job.cluster.queue_bytes,
+                        seed=job.seed,
+                        link=server,
+                    )
+        return found[:, slices.server]
+
+    def _transfers(
+        self, label: str, size: Floats, *, to_servers: bool, weight: ArrayLike = 1.0
+    ) -> Ids:
         b, options, slices = self.b, self.options, self.slices
         order = slice(None) if to_servers else slice(None, None, -1)
         node = self.workers.node[self.pushers.worker][:, None]
@@ -166,6 +191,7 @@ class _Builder:
             self.shape,
             bytes=size[order],
             path=self.network.path(*ends),
+            weight=weight,
             latency_s=self.network.latency_s(*ends),
             slot=line,
             units=units,
@@ -371,6 +397,8 @@ ARCHITECTURE = Architecture(
     assumptions=(
         "one connection per worker and server and direction, one message at a time, in order; the "
         "tensors that a layer keeps on one server travel together",
+        "all connections share a full link alike, unless queue_bytes of the cluster says that "
+        "losses make their parts unequal (bsp, ssp)",
         "every pushed tensor costs the server its update time, also under BSP; without overlap "
         "(and without duplex) nothing is applied before a worker's whole gradient is in",
         "a worker's copy is the one right after its own push was applied (asp), or the one at the "

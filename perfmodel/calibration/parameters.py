@@ -252,7 +252,7 @@ def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]
 
 
 def _unlike(job: Job) -> bool:
-    return bool(job.stragglers or job.cluster.overrides)
+    return bool(job.stragglers or job.cluster.overrides or job.cluster.by_workers)
 
 
 def groups_of(jobs: Sequence[Job]) -> list[Group]:

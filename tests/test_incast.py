@@ -1,0 +1,197 @@
+"""Many send to one: how unequal losses make their parts of its link, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfmodel import InputError, NodeOverride, Server, predict
+from perfmodel.engine import simulate, timeline
+from perfmodel.fine import build_graph
+from perfmodel.incast import DECREASE, GROWTH, SEGMENT_BYTES, losses, parts, spread
+from perfmodel.job import Job
+from tests.jobs import VARIANTS, cluster, job, workload
+
+BANDWIDTH = 1e6
+QUEUE_BYTES = 2.0**17
+FIRST, LAST = 4e5, 6e5
+"""Bytes of the two layers; backward makes the gradients of the last one first."""
+NO_TIME = 1e-9
+WORK = workload([NO_TIME, NO_TIME], [NO_TIME, NO_TIME], [FIRST, LAST])
+DUPLEX = {"sync": "bsp", "duplex": True}
+
+
+def incast(workers: int, queue_bytes: float | None, **options: Any) -> Job:
+    """Two layers that take no time to compute, pushed to one server and pulled from it."""
+    where = cluster(BANDWIDTH, queue_bytes=queue_bytes)
+    return job(WORK, where, workers, "ps", DUPLEX | options)
+
+
+def averages(k: float, *, decrease: float = DECREASE) -> np.ndarray:
+    """Simulated windows that grow steadily and lose at random: each one's average over k losses."""
+    rng = np.random.default_rng(1)
+    found = np.empty(20_000)
+    for i in range(len(found)):
+        at, window, area = 0.0, 1.0, 0.0
+        for end in [*np.sort(rng.random(rng.poisson(k))), 1.0]:
+            grown = window + (1.0 - DECREASE) * k * (end - at)
+            area += (window + grown) / 2.0 * (end - at)
+            at, window = end, grown * decrease
+        found[i] = area
+    return found
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [0.3, 1.6, 8.0])
+def test_the_spread_is_that_of_windows_that_lose_at_random(k: float) -> None:
+    sent = k * QUEUE_BYTES / losses(4, QUEUE_BYTES, QUEUE_BYTES)
+    assert losses(4, sent, QUEUE_BYTES) == pytest.approx(k)
+    found = averages(k)
+    assert found.mean() == pytest.approx(1.0, abs=0.01)
+    assert found.std() == pytest.approx(spread(4, sent, QUEUE_BYTES), rel=0.03)
+
+
+def test_canary_windows_that_lose_more_are_told_apart() -> None:
+    sent = 1.6 * QUEUE_BYTES / losses(4, QUEUE_BYTES, QUEUE_BYTES)
+    halved = averages(1.6, decrease=0.5).std()
+    assert halved > 1.2 * spread(4, sent, QUEUE_BYTES)
+
+
+def test_losses_come_as_often_as_windows_grow_back() -> None:
+    """Eight windows in a queue of 512 KiB: 45 segments each, of which a loss takes 14."""
+    window = 2**19 / 8 / SEGMENT_BYTES
+    round_trips = 8 * 2e6 / 2**19
+    assert losses(8, 2e6, 2**19) == pytest.approx(round_trips / (0.3 * window / GROWTH))
+    assert math.isclose(GROWTH, 3.0 * 0.3 / 1.7)
+
+
+@pytest.mark.parametrize("sent", [1.0, 1e4, 1e6, 1e9])
+def test_parts_are_within_bounds(sent: float) -> None:
+    """More senders lose more often; the spread never exceeds that of the long run."""
+    few, many = spread(2, sent, 1e6), spread(8, sent, 1e6)
+    assert 0.0 < few <= math.sqrt(0.3 / 1.7)
+    if sent <= 1e4:
+        assert few < many
+    found = parts(5, sent, 1e6, seed=3, link=0)
+    assert np.sort(found) == pytest.approx(np.sort(1.0 / found))
+    assert np.std(np.log(found)) <= math.sqrt(math.log1p(spread(5, sent, 1e6) ** 2))
+
+
+def test_the_spread_goes_smoothly_to_nothing() -> None:
+    found = [spread(4, sent, 1e6) / math.sqrt(sent) for sent in (1.0, 1e2, 1e3, 2e3, 5e3, 1e4)]
+    assert found == pytest.approx([found[0]] * len(found), rel=5e-3)
+
+
+def test_the_seed_deals_the_parts() -> None:
+    first, again, other, elsewhere = (
+        parts(8, 1e6, 1e6, seed=seed, link=link) for seed, link in [(1, 0), (1, 0), (2, 0), (1, 1)]
+    )
+    assert first.tolist() == again.tolist()
+    for another in (other, elsewhere):
+        assert first.tolist() != another.tolist()
+        assert sorted(first) == sorted(another)
+
+
+# -- a step ----------------------------------------------------------------------------------------
+
+
+def step_by_hand(shares: np.ndarray) -> float:
+    """Nobody computes: all push the last layer, then the first; pulls share the link evenly.
+
+    The last copy of the last layer is in once the slowest has pushed it, by when each other one has
+    pushed in proportion to its part, or all it has.
+    """
+    n, whole = len(shares), FIRST + LAST
+    last_in = np.minimum(whole, LAST * shares / shares.min()).sum() / BANDWIDTH
+    pulled = last_in + n * LAST / BANDWIDTH
+    return float(max(n * whole / BANDWIDTH, pulled) + n * FIRST / BANDWIDTH)
+
+
+@pytest.mark.parametrize("workers", [3, 6])
+def test_a_step_waits_for_the_smallest_part(workers: int) -> None:
+    shares = parts(workers, FIRST + LAST, QUEUE_BYTES, seed=0, link=0)
+    found = predict(incast(workers, QUEUE_BYTES)).iteration_s
+    assert found == pytest.approx(step_by_hand(shares), rel=1e-6)
+    fair = predict(incast(workers, None)).iteration_s
+    assert fair == pytest.approx(step_by_hand(np.ones(workers)), rel=1e-6)
+    assert found > 1.01 * fair
+
+
+def weights(of: Job) -> list[float]:
+    return sorted(set(build_graph(of).route_weight.tolist()))
+
+
+@pytest.mark.parametrize("options", VARIANTS["ps"], ids=str)
+def test_without_a_queue_all_share_alike(options: dict[str, Any]) -> None:
+    where = cluster(BANDWIDTH, devices_per_node=2)
+    assert weights(job(WORK, where, 4, "ps", options)) == [1.0]
+
+
+def test_who_waits_for_nobody_shares_alike() -> None:
+    """ASP, SSP without a bound, and as many servers as workers, where no queue fills."""
+    assert weights(incast(4, QUEUE_BYTES, sync="asp")) == [1.0]
+    assert weights(incast(4, QUEUE_BYTES, sync="ssp", staleness_bound=math.inf)) == [1.0]
+    assert weights(incast(4, QUEUE_BYTES, servers=4)) == [1.0]
+    assert len(weights(incast(4, QUEUE_BYTES, sync="ssp"))) > 1
+    assert len(weights(incast(4, QUEUE_BYTES, servers=2))) > 1
+
+
+def test_servers_on_the_workers_nodes() -> None:
+    """Four servers with four workers: nobody is flooded. One: by the three that are elsewhere."""
+    where = cluster(BANDWIDTH, queue_bytes=QUEUE_BYTES, server=Server("colocated"))
+    for servers, kinds in ((4, 1), (1, 3)):
+        found = weights(job(WORK, where, 4, "ps", DUPLEX | {"servers": servers}))
+        assert len(found) == kinds
+
+
+def test_a_long_queue_is_fair() -> None:
+    fair = predict(incast(4, None)).iteration_s
+    steps = [predict(incast(4, queue)).iteration_s for queue in (1e6, 1e8, 1e12)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] == pytest.approx(fair, rel=1e-4)
+
+
+def test_a_worker_on_a_slow_link_cannot_catch_up() -> None:
+    """A smaller part costs it more than it costs others, who get the link for themselves later."""
+
+    def slow(queue_bytes: float | None) -> Job:
+        where = cluster(BANDWIDTH, queue_bytes=queue_bytes)
+        link = msgspec.structs.replace(where.nic, bandwidth_bytes_per_s=BANDWIDTH / 4.0)
+        where = msgspec.structs.replace(where, overrides=(NodeOverride(0, link),))
+        return job(WORK, where, 4, "ps", DUPLEX)
+
+    assert predict(slow(QUEUE_BYTES)).iteration_s >= predict(slow(None)).iteration_s
+
+
+def test_plain_and_compiled_loops_agree() -> None:
+    graph = build_graph(incast(5, QUEUE_BYTES))
+    plain, compiled = (timeline(graph, iterations=3, compiled=which) for which in (False, True))
+    assert plain == compiled
+    first, second = (simulate(graph, compiled=which) for which in (False, True))
+    assert first.iterations_per_s.tolist() == second.iterations_per_s.tolist()
+
+
+# -- around it -------------------------------------------------------------------------------------
+
+
+def test_the_coarse_model_says_that_it_leaves_this_out() -> None:
+    found = predict(incast(4, QUEUE_BYTES), fidelity="coarse")
+    assert found.error_band is not None
+    assert found.error_band.p90 is None
+    assert "unequal parts of a full link" in found.error_band.text
+    for alike in (incast(4, None), incast(4, QUEUE_BYTES, sync="asp")):
+        found = predict(alike, fidelity="coarse")
+        assert found.error_band is not None
+        assert found.error_band.p90 is not None
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan])
+def test_a_queue_has_a_length(wrong: float) -> None:
+    with pytest.raises(InputError, match="queue_bytes: "):
+        cluster(BANDWIDTH, queue_bytes=wrong)
