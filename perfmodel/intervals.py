@@ -1,7 +1,8 @@
 r"""Where a measured step lies in 9 of 10 cases, if a job was predicted.
 
-The logarithm of measured over predicted is taken to be normal, with a variance of independent
-parts (:class:`perfmodel.uncertainty.Uncertainty`):
+The logarithm of measured over predicted is taken to be normal, with a mean m, because what a model
+leaves out mostly takes time, and a variance of independent parts
+(:class:`perfmodel.uncertainty.Uncertainty`):
 
 - *measurement*: equal runs differ, and the simulation of a random job has a confidence interval;
 - *calibration*: estimated computing times and fitted collectives, each for its part of the step;
@@ -12,7 +13,7 @@ parts (:class:`perfmodel.uncertainty.Uncertainty`):
 
 - *extrapolation*: more workers than in any of these runs.
 
-:data:`LEARNT` has a and b, which ``python -m benchmarks.accuracy.intervals`` learns and prints.
+:data:`LEARNT` has m, a and b, which ``python -m benchmarks.accuracy.intervals`` learns and prints.
 """
 
 from __future__ import annotations
@@ -60,20 +61,22 @@ class Kind(NamedTuple):
 class Learnt(NamedTuple):
     """What predictions of ``runs`` measured runs of a kind left unexplained.
 
-    ``always`` and ``waiting`` are a and b above; the runs had up to ``workers`` workers.
+    ``always`` and ``waiting`` are a and b above, ``shift`` is m; the runs had up to ``workers``
+    workers.
     """
 
     always: float
     waiting: float
+    shift: float
     runs: int
     workers: int
 
 
 LEARNT: Mapping[Kind, Learnt] = {
-    Kind("measured", False): Learnt(0.032, 0.005, 42, 8),
-    Kind("measured", True): Learnt(0.022, 0.176, 25, 8),
-    Kind("nominal", False): Learnt(0.074, 0.005, 17, 16),
-    Kind("nominal", True): Learnt(0.074, 0.176, 0, 8),
+    Kind("measured", False): Learnt(0.032, 0.005, 0.0, 42, 8),
+    Kind("measured", True): Learnt(0.022, 0.176, 0.0, 25, 8),
+    Kind("nominal", False): Learnt(0.074, 0.005, 0.0, 17, 16),
+    Kind("nominal", True): Learnt(0.074, 0.176, 0.0, 0, 8),
 }
 
 
@@ -110,10 +113,18 @@ def _formula(found: Prediction) -> float:
     return UNKNOWN_COARSE if found.error_band.p90 is None else found.error_band.p90 / WIDTH
 
 
+def step_interval(job: Job, found: Prediction, learnt: Learnt | None = None) -> tuple[float, float]:
+    """Seconds in which 9 of 10 measured steps lie; what is predicted lies in it, too."""
+    among = learnt if learnt is not None else LEARNT[kind_of(job)]
+    shift = among.shift if job.workers > 1 else 0.0
+    low_s, high_s = uncertainty(job, found, among).interval(found.iteration_s * math.exp(shift))
+    return min(low_s, found.iteration_s), max(high_s, found.iteration_s)
+
+
 def with_interval(job: Job, found: Prediction) -> Prediction:
     """The prediction with its interval."""
     parts = uncertainty(job, found)
-    low_s, high_s = parts.interval(found.iteration_s)
+    low_s, high_s = step_interval(job, found)
     samples = found.throughput_samples_per_s * found.iteration_s
     interval = Interval(
         coverage=COVERAGE,
@@ -131,15 +142,15 @@ def _text(job: Job, parts: Uncertainty) -> str:
     """What makes the interval as wide as it is, and what is outside of all that was measured."""
     kind = kind_of(job)
     among = LEARNT[kind]
+    links = f"runs with {kind.network} links"
     reasons = {
-        "measurement": "for equal runs differ",
-        "calibration": "for times are estimated",
-        "model": f"for so far off were runs with {kind.network} links",
-        "extrapolation": "for it is extrapolated",
+        "measurement": "equal runs differ",
+        "calibration": "times are estimated",
+        "model": f"as far off as {links}" if among.runs else f"assumed: no such {links}",
+        "extrapolation": f"beyond {among.workers} workers, the most it was compared with",
     }
-    text = reasons[max(reasons, key=lambda name: getattr(parts, name))]
-    if parts.extrapolation > 0.0:
-        text += f"; wider beyond {among.workers} workers, the most that were compared with runs"
-    if job.workers > 1 and not among.runs:
-        text += "; assumed: no such jobs were compared with runs"
-    return text
+    widest = max(reasons, key=lambda name: getattr(parts, name))
+    said = [reasons[widest]]
+    if parts.extrapolation > 0.0 and widest != "extrapolation":
+        said.append(reasons["extrapolation"])
+    return "; ".join(said)

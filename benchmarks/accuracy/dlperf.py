@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -32,6 +32,7 @@ from perfmodel import Source, catalogue, costs
 from perfmodel.api import make_job, predict
 from perfmodel.cluster import Cluster, Link
 from perfmodel.errors import InputError, number, whole_number
+from perfmodel.job import Job
 from perfmodel.order_statistics import expected_maximum
 from perfmodel.profile import Profile, Timing
 from perfmodel.uncertainty import WIDTH, Uncertainty
@@ -268,6 +269,16 @@ def _case(split: str, row: Row, known: Configuration, fit: Fit, fold: Fit) -> Ca
 # -- fitting ---------------------------------------------------------------------------------------
 
 
+def nominal_jobs(folder: Path) -> Iterator[tuple[str, Job, float]]:
+    """Framework, job on nominal links, and measured step of every run on several GPUs."""
+    table = rows.read(folder / "throughput.csv", Row)
+    alone = {row.key: row.step_s for row in table if row.num_gpus == 1}
+    for row in table:
+        known = row.key in alone and row.dnn in catalogue.model_names()
+        if row.num_gpus > 1 and known:
+            yield row.framework, _job(row, alone[row.key], row.num_gpus), row.step_s
+
+
 def fit(folder: Path) -> None:
     """Fit to the rows of a folder and write the fits that :func:`cases` predicts with."""
     table = rows.read(folder / "throughput.csv", Row)
@@ -418,6 +429,10 @@ def _bytes(dnn: str) -> float:
 
 def _job_s(row: Row, alone_s: float, gpus: int) -> float:
     """A step by the model's own all-reduce with DDP's buckets on nominal links."""
+    return predict(_job(row, alone_s, gpus), fidelity="coarse").iteration_s
+
+
+def _job(row: Row, alone_s: float, gpus: int) -> Job:
     timing = Timing(
         device="v100",
         batch_size=row.batch_per_gpu,
@@ -425,8 +440,7 @@ def _job_s(row: Row, alone_s: float, gpus: int) -> float:
         source=PUBLISHED,
     )
     profile = msgspec.structs.replace(_profile(row.dnn), timings=(timing,))
-    job = make_job(workload=profile, device="v100", cluster=CLUSTER, workers=gpus, arch="ring")
-    return predict(job, fidelity="coarse").iteration_s
+    return make_job(workload=profile, device="v100", cluster=CLUSTER, workers=gpus, arch="ring")
 
 
 def _plain(name: str) -> str:

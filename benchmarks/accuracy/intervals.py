@@ -1,9 +1,10 @@
 """``python -m benchmarks.accuracy.intervals PATH``: what predictions leave unexplained.
 
-Predicts measured runs to which nothing was fitted: those of the testbed in the folder PATH, where
-the network was measured, and the shipped cases of others, from nominal links. Prints the constants
-that ``perfmodel.intervals`` has, and how many runs lie in intervals that were learnt without any
-run of their source (of the testbed: of their DNN).
+Predicts measured runs to which nothing was fitted: those of the testbed, where the network was
+measured; and from nominal links the shipped cases of others, and DLPerf's table with what is the
+default of a ring. PATH is the folder that holds the folders of both. Prints the constants that
+``perfmodel.intervals`` has, and how many runs lie in intervals that were learnt without any run of
+their source (of the testbed: of their DNN; of DLPerf: of their framework).
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import NamedTuple
 
 import click
 import numpy as np
-from scipy import optimize
+from scipy import optimize, stats
 
-from benchmarks.accuracy import testbed
+from benchmarks.accuracy import dlperf, testbed
 from perfmodel import api
 from perfmodel.errors import InputError
-from perfmodel.intervals import Kind, Learnt, kind_of, uncertainty
+from perfmodel.intervals import Kind, Learnt, kind_of, step_interval, uncertainty
 from perfmodel.job import Job
 from perfmodel.prediction import Prediction
+from perfmodel.uncertainty import COVERAGE, WIDTH
 from perfmodel.validation import shipped_cases
 
 LEAST = 0.005
@@ -46,10 +48,12 @@ class Run(NamedTuple):
 def runs(folder: Path) -> list[Run]:
     """All runs, predicted."""
     found = []
-    for name, job, step_s in testbed.jobs(folder):
-        found.append(Run(f"testbed, {name}", job, api.predict(job), step_s))
+    for adapter, jobs in ((testbed, testbed.jobs), (dlperf, dlperf.nominal_jobs)):
+        for name, job, step_s in jobs(folder / adapter.ABOUT.folder):
+            source = f"{adapter.__name__.rpartition('.')[2]}, {name}"
+            found.append(Run(source, job, api.predict(job), step_s))
     for case in shipped_cases():
-        if kind_of(case.job).network == "nominal":
+        if kind_of(case.job).network == "nominal" and case.group != "dlperf":
             samples = case.job.workers * case.job.workload.batch_size
             rate = case.measured.samples_per_s
             step_s = case.measured.step_s if rate is None else samples / rate
@@ -59,22 +63,28 @@ def runs(folder: Path) -> list[Run]:
 
 
 def learn(some: Sequence[Run]) -> Learnt:
-    """The most likely a and b of runs of one kind."""
+    """The most likely mean, a and b of runs of one kind, a and b widened for how few they are from.
+
+    Runs of one source are alike, so there are only as many independent ones as sources: a and b grow
+    by Student's factor for as many degrees of freedom, less one for the mean.
+    """
     misses = np.array([run.miss for run in some])
     waiting = np.array([run.prediction.idle_fraction.mean for run in some])
-    nothing = Learnt(0.0, 0.0, len(some), max(run.job.workers for run in some))
+    nothing = Learnt(0.0, 0.0, 0.0, len(some), max(run.job.workers for run in some))
     known = np.array([uncertainty(r.job, r.prediction, nothing).total for r in some])
 
-    def cost(logs: np.ndarray) -> float:
-        always, more = np.exp(logs)
+    def cost(x: np.ndarray) -> float:
+        always, more = np.exp(x[:2])
         variance = known**2 + always**2 + (more * waiting) ** 2
-        return float(np.sum(np.log(variance) + misses**2 / variance))
+        return float(np.sum(np.log(variance) + (misses - x[2]) ** 2 / variance))
 
-    starts = [np.log([0.02, 0.1]), np.log([0.1, 0.02]), np.log([0.05, 0.05])]
-    bounds = [(math.log(LEAST), 0.0)] * 2
+    starts = [[math.log(a), math.log(b), 0.0] for a, b in ((0.02, 0.1), (0.1, 0.02), (0.05, 0.05))]
+    bounds = [(math.log(LEAST), 0.0)] * 2 + [(-1.0, 1.0)]
     best = min((optimize.minimize(cost, s, bounds=bounds) for s in starts), key=lambda r: r.fun)
-    always, more = np.exp(best.x)
-    return Learnt(float(always), float(more), nothing.runs, nothing.workers)
+    sources = len({run.source for run in some})
+    few = stats.t.ppf(0.5 + COVERAGE / 2.0, max(sources - 1, 1)) / WIDTH
+    always, more = np.exp(best.x[:2]) * few
+    return nothing._replace(always=float(always), waiting=float(more), shift=float(best.x[2]))
 
 
 def covered(some: Sequence[Run]) -> Mapping[str, tuple[int, int]]:
@@ -88,8 +98,7 @@ def covered(some: Sequence[Run]) -> Mapping[str, tuple[int, int]]:
         learnt = learn(others)
         inside = 0
         for run in own:
-            parts = uncertainty(run.job, run.prediction, learnt)
-            low, high = parts.interval(run.prediction.iteration_s)
+            low, high = step_interval(run.job, run.prediction, learnt)
             inside += low <= run.measured_s <= high
         found[source] = (inside, len(own))
     return found
@@ -98,14 +107,15 @@ def covered(some: Sequence[Run]) -> Mapping[str, tuple[int, int]]:
 @click.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(path: Path) -> None:
-    """Learn how far predictions are off from the testbed in PATH and from the shipped cases."""
+    """Learn how far predictions are off from measured runs."""
     by_kind: dict[Kind, list[Run]] = {}
     for run in runs(path):
         by_kind.setdefault(kind_of(run.job), []).append(run)
     for kind, some in by_kind.items():
         learnt = learn(some)
         click.echo(
-            f"{kind}: always {learnt.always:.3f}, waiting {learnt.waiting:.3f} "
+            f"{kind}: always {learnt.always:.3f}, waiting {learnt.waiting:.3f}, "
+            f"shift {learnt.shift:.3f} "
             f"({learnt.runs} runs of up to {learnt.workers} workers)"
         )
         for source, (inside, count) in covered(some).items():

@@ -1,0 +1,77 @@
+"""Data-parallel training on clusters of faster GPUs than those of Pollux.
+
+Jayaram Subramanya, Arfeen, Lin, Qiao, Jia, Ganger, "Sia: Heterogeneity-aware, goodput-optimized
+ML-cluster scheduling", SOSP 2023. The folder is that of :mod:`benchmarks.accuracy.placements`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.accuracy import placements
+from benchmarks.accuracy.cases import About, Case, Split
+
+SOURCE = "sia"
+
+NOMINAL_BYTES_PER_S = {"rtx": 50e9 / 8, "dgx": 200e9 / 8, "dgx-ext": 200e9 / 8}
+"""Assumed: 50 Gbit/s Ethernet, and one HDR InfiniBand port. The tables do not say."""
+
+OTHER_BYTES_PER_S = 25e9 / 8
+"""Of clusters that are not known."""
+
+EXPECTED = {
+    "dgx": {
+        "network_s_per_byte": 1 / 25e9,
+        "node_s_per_byte": 1 / 250e9,
+        "latency_s": 10e-6,
+    }
+}
+"""InfiniBand as above, NVLink of nearly 300 GB/s each way, latencies without TCP."""
+
+ABOUT = About(
+    title="Sia: six DNNs on RTX 2080 Ti, A100 and Quadro",
+    citation="Jayaram Subramanya and others, Sia, SOSP 2023",
+    folder="sia_sosp23",
+    splits={
+        "a-CLUSTER": Split(
+            "each DNN's own steps on one node, and all steps of the other DNNs on the cluster",
+            "its steps on several nodes",
+        ),
+        "a-strict-CLUSTER": Split(
+            "each DNN's own steps on one node; the network is nominal",
+            "its steps on several nodes",
+        ),
+        "b-CLUSTER": Split(
+            "each DNN's own steps on one device; all steps of the others on the cluster but one, "
+            "every pair left out",
+            "all its other steps, once for each pair that it is in",
+        ),
+        "all-CLUSTER": Split("all rows at hand", "other rows of the same DNNs: more nodes"),
+    },
+    remarks="""\
+Mechanisms as of Pollux. On rtx, the worst are NeuMF's steps of 10 to 30 ms, which hang on
+latencies, and DeepSpeech2 in *b*: its step on eight devices of one node lasts twice that on one, as
+loading data takes the processors that all devices share, and no other DNN tells so. On dgx a step
+on one node grows with its devices though next to nothing is waited for: the data loader again; of
+which *b* knows nothing. YOLOv3 computes a seventh faster in company than alone on rtx, so that *b*
+says too little waiting. quad has one node, and only *b*.
+
+On several nodes only two were seen, so that what a third adds is theory. The choices made having
+seen predicted rows are those of Pollux.
+""",
+)
+
+
+def cases(folder: Path) -> list[Case]:
+    """Every step that each fit predicts and was not fitted to."""
+    return placements.cases(SOURCE, folder, _cluster)
+
+
+def fit(folder: Path) -> None:
+    """Fit to the steps in a folder and write down the fits."""
+    placements.fit(SOURCE, folder, _cluster)
+
+
+def _cluster(name: str) -> placements.Cluster:
+    nominal = NOMINAL_BYTES_PER_S.get(name, OTHER_BYTES_PER_S)
+    return placements.Cluster(name, nominal, EXPECTED.get(name.removesuffix("-ext"), {}))

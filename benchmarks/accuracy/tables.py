@@ -1,0 +1,96 @@
+"""What the adapters of published tables of throughput share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from perfmodel import Cluster, Link, Server, Source, make_job, predict
+from perfmodel.api import Fidelity
+from perfmodel.profile import Profile
+
+PCIE = Link(12e9, 10e-6)
+"""What PCIe 3.0 x16 moves in practice, one way."""
+
+ETHERNET_EFFICIENCY = 0.9415
+"""Payload of TCP in frames of 1500 bytes: 1448 of the 1538 bytes that each takes on the wire."""
+
+
+RUN_SPREAD = 0.01
+"""Standard deviation of one measured throughput, as a fraction: an assumption. In the table of
+TensorFlow synthetic and real images differ by 0 to 1.5 % on one device."""
+
+RUNS_SPREAD = math.sqrt(2.0) * RUN_SPREAD
+"""Of the ratio of two of them: one device, and many."""
+
+
+def step_s(
+    profile: Profile,
+    workers: int,
+    cluster: Cluster,
+    arch: str,
+    options: Mapping[str, Any],
+    fidelity: Fidelity = "fine",
+) -> float:
+    """Predicted seconds of a step; the profile has one timing."""
+    timing = profile.timings[0]
+    job = make_job(
+        workload=profile,
+        device=timing.device,
+        batch_size=timing.batch_size,
+        cluster=cluster,
+        workers=workers,
+        arch=arch,
+        options=options,
+    )
+    return predict(job, fidelity=fidelity).iteration_s
+
+
+def cluster(
+    link: Link,
+    *,
+    devices_per_node: int = 1,
+    inside: Link | None = None,
+    server: Server | None = None,
+) -> Cluster:
+    """Equal nodes; servers, if there are any, share the nodes and links of the workers."""
+    return Cluster(
+        name="published",
+        nic=link,
+        devices_per_node=devices_per_node,
+        intra_node=inside,
+        server=server or Server(placement="colocated"),
+        source=Source("estimated", "nominal rates, or what was fitted"),
+    )
+
+
+def as_one(profile: Profile, devices: int, seconds: float) -> Profile:
+    """A profile for all devices of a node together, which take ``seconds`` for a step."""
+    timing = profile.timings[0]
+    size = devices * timing.batch_size
+    changed = msgspec.structs.replace(timing, batch_size=size, samples_per_s=size / seconds)
+    return msgspec.structs.replace(profile, timings=(changed,))
+
+
+def gradient_bytes(profile: Profile) -> float:
+    """Bytes of all gradients of a profile."""
+    if profile.gradients is not None:
+        return profile.gradients.bytes
+    return sum(tensor.bytes for layer in profile.layers for tensor in layer.tensors)
+
+
+def plain_alpha_beta_s(alone_s: float, size_bytes: float, workers: int, link: Link) -> float:
+    """A step and then a ring over the nominal link, with nothing hidden."""
+    steps = 2 * (workers - 1)
+    return alone_s + steps * (link.latency_s + size_bytes / workers / link.bandwidth_bytes_per_s)
+
+
+def spread(logs: ArrayLike) -> float:
+    """Standard deviation about the mean, 0 of fewer than two values."""
+    found = np.asarray(logs, dtype=float)
+    return float(np.std(found, ddof=1)) if found.size > 1 else 0.0
