@@ -73,10 +73,10 @@ class Learnt(NamedTuple):
 
 
 LEARNT: Mapping[Kind, Learnt] = {
-    Kind("measured", False): Learnt(0.032, 0.005, 0.0, 42, 8),
-    Kind("measured", True): Learnt(0.022, 0.176, 0.0, 25, 8),
-    Kind("nominal", False): Learnt(0.074, 0.005, 0.0, 17, 16),
-    Kind("nominal", True): Learnt(0.074, 0.176, 0.0, 0, 8),
+    Kind("measured", False): Learnt(0.057, 0.009, 0.005, 42, 8),
+    Kind("measured", True): Learnt(0.029, 0.319, 0.014, 25, 8),
+    Kind("nominal", False): Learnt(0.204, 0.005, 0.145, 71, 32),
+    Kind("nominal", True): Learnt(0.204, 0.319, 0.145, 0, 8),
 }
 
 

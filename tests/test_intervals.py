@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.accuracy import intervals as learning
 from perfmodel import InputError, Jitter, Source, make_job, predict
-from perfmodel.intervals import LEARNT, Kind, Learnt, kind_of, uncertainty
+from perfmodel.intervals import LEARNT, Kind, Learnt, kind_of, step_interval, uncertainty
 from perfmodel.uncertainty import Uncertainty
 from tests.jobs import cluster, workload
 
@@ -134,8 +134,10 @@ def test_a_formula_that_is_not_exact_is_wider() -> None:
 # -- learning them ---------------------------------------------------------------------------------
 
 
-def made_up(always: float, waiting: float, count: int) -> list[learning.Run]:
-    """Runs of jobs that wait more or less, as far off as these two constants say."""
+def made_up(
+    always: float, waiting: float, count: int, *, sources: int = 40, shift: float = 0.0
+) -> list[learning.Run]:
+    """Runs of jobs that wait more or less, as far off as these constants say."""
     rng = np.random.default_rng(3)
     found = []
     for i in range(count):
@@ -143,8 +145,8 @@ def made_up(always: float, waiting: float, count: int) -> list[learning.Run]:
         answer = predict(one, fidelity="coarse")
         answer = msgspec.structs.replace(answer, error_band=None)
         spread = math.hypot(always, waiting * answer.idle_fraction.mean, 0.01)
-        measured_s = answer.iteration_s * math.exp(rng.normal(0.0, spread))
-        found.append(learning.Run(f"source {i % 4}", one, answer, measured_s))
+        measured_s = answer.iteration_s * math.exp(rng.normal(shift, spread))
+        found.append(learning.Run(f"source {i % sources}", one, answer, measured_s))
     return found
 
 
@@ -160,8 +162,23 @@ def test_what_predictions_leave_unexplained_is_found_again(always: float, waitin
     assert 0.85 < inside / count < 0.95
 
 
+def test_what_takes_longer_than_predicted_moves_the_interval_up() -> None:
+    late = made_up(0.05, 0.05, 200, shift=0.3)
+    learnt = learning.learn(late)
+    assert learnt.shift == pytest.approx(0.3, abs=0.02)
+    run = late[0]
+    low, high = step_interval(run.job, run.prediction, learnt)
+    assert low == run.prediction.iteration_s
+    assert high / run.prediction.iteration_s > math.exp(0.3)
+
+
+def test_few_sources_teach_little() -> None:
+    few, many = (learning.learn(made_up(0.05, 0.05, 120, sources=n)) for n in (3, 60))
+    assert few.always > 1.4 * many.always
+
+
 def test_intervals_learnt_from_better_predictions_are_too_narrow() -> None:
-    good, bad = made_up(0.01, 0.02, 80), made_up(0.1, 0.2, 40)
+    good, bad = made_up(0.01, 0.02, 80, sources=8), made_up(0.1, 0.2, 40)
     bad = [run._replace(source="other") for run in bad]
     found = learning.covered([*good, *bad])
     assert found["other"][0] < 0.5 * found["other"][1]

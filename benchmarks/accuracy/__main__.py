@@ -31,6 +31,8 @@ def main(source: str, path: Path, as_json: bool, cases: bool, others: bool, fit:
             raise InputError(f"--fit: nothing is fitted to {source}")
         calibrate(path)
     found = of.cases(path)
+    if not found:
+        raise InputError(f"{path}: no run that can be predicted")
     groups = summarise(found)
     ranking = ranking_summary(rankings(found))
     if as_json:

@@ -56,17 +56,17 @@ def runs(folder: Path) -> list[Run]:
         if kind_of(case.job).network == "nominal" and case.group != "dlperf":
             samples = case.job.workers * case.job.workload.batch_size
             rate = case.measured.samples_per_s
-            step_s = case.measured.step_s if rate is None else samples / rate
-            if step_s is not None:
-                found.append(Run(case.group, case.job, api.predict(case.job), step_s))
+            measured_s = case.measured.step_s if rate is None else samples / rate
+            if measured_s is not None:
+                found.append(Run(case.group, case.job, api.predict(case.job), measured_s))
     return found
 
 
 def learn(some: Sequence[Run]) -> Learnt:
     """The most likely mean, a and b of runs of one kind, a and b widened for how few they are from.
 
-    Runs of one source are alike, so there are only as many independent ones as sources: a and b grow
-    by Student's factor for as many degrees of freedom, less one for the mean.
+    Runs of one source are alike, so there are only as many independent ones as sources: a and b
+    grow by Student's factor for as many degrees of freedom, less one for the mean.
     """
     misses = np.array([run.miss for run in some])
     waiting = np.array([run.prediction.idle_fraction.mean for run in some])

@@ -135,6 +135,8 @@ Worst is AlexNet on eight GPUs, whose whole loss follows from that one number. I
 loses 3 % more than links of one bandwidth say. No row at hand has two nodes: between them links
 are nominal (20 Gbit/s), what servers take for a byte is from the bandwidth tool (an exchange by
 way of a server less one without), and nothing is hidden behind computation, as inside a node.
+That was decided with the published order of magnitude of such runs in mind: on several nodes the
+predictions are not blind.
 """,
 )
 

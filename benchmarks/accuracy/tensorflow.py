@@ -165,13 +165,13 @@ ABOUT = About(
 GPUs compute some per cent slower as soon as a second one works in the node (3 to 10 % with two
 K80, which share a board), and no slower with four than with two. That slowdown is all that is
 fitted, one for each configuration. What is exchanged inside a node, and between two nodes by way
-of 10 Gbit/s, hides behind computation in all these runs, in the model as well.
+of 10 Gbit/s, hides behind computation in all these runs, in the model as well. That the slowdown
+does not grow with the GPUs was chosen having seen predicted rows.
 
 Worst is AlexNet with real images on four K80: the 32 threads of that node load no more than 2200
 images per second, of which one and two GPUs say nothing. The fit to all runs has that limit, for
 each thread of a node. Of one GPU a configuration needs a run, of the same data or the other. What
-real servers take per byte does not show in these runs, and is left out; so DNNs with large layers
-on many nodes are predicted too fast.
+real servers take per byte does not show in these runs, and is left out.
 """,
 )
 
