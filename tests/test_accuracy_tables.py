@@ -109,7 +109,7 @@ def mxnet_rows(gpus: Sequence[int] = (1, 2, 4, 8)) -> Rows:
         profile = dnns.profile(model, "k80", batch, rate, 1e6 * size_mb)
         assert profile is not None
         for count in gpus:
-            row = mxnet.Row(model, batch, count, 1.0)
+            row = mxnet.Row(model=model, batch_per_gpu=batch, num_gpus=count, images_per_s=1.0)
             step_s = mxnet.inside_node_s(row, profile, INSIDE_BYTES_PER_S)
             found.append(
                 {
@@ -173,7 +173,7 @@ def test_mxnet_predicts_rows_that_are_not_fitted(
         low, high = case.interval
         assert low < case.predicted < high
         assert case.predicted > case.others["ideal scaling"]
-    assert "barnet, baznet" in capsys.readouterr().err
+    assert "barnet; baznet" in capsys.readouterr().err
 
 
 def tensorflow_rows(slowdown: float = 1.06, limit: float = 1e9) -> Rows:
@@ -259,7 +259,15 @@ def horovod_rows(models: Sequence[str] = ("ResNet-101", "VGG-16")) -> Rows:
             ("Horovod", RING_BYTES_PER_S),
             ("Distributed TensorFlow", SERVER_BYTES_PER_S),
         ):
-            row = horovod.Row("25GbE", method, model, 64, 8, 2, 1.0)
+            row = horovod.Row(
+                cluster="25GbE",
+                method=method,
+                model=model,
+                batch_per_gpu=64,
+                num_gpus=8,
+                num_nodes=2,
+                images_per_s=1.0,
+            )
             step_s = horovod.predicted_s(row, 130.0, rate, 1.05)
             many = {"model": model, "method": method, "num_gpus": 8, "num_nodes": 2}
             found.append({**many, "images_per_s": 512 / step_s, **common})

@@ -24,6 +24,17 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 ADAPTERS = {"dlperf": dlperf, "kungfu": kungfu, "transient": transient}
 
 
+def kungfu_row(model: str, system: str, batch: int) -> kungfu.Row:
+    return kungfu.Row(
+        model=model,
+        system=system,
+        batch_per_gpu=batch,
+        num_gpus=16,
+        num_nodes=2,
+        images_per_s=1.0,
+    )
+
+
 def shared(adapter: ModuleType) -> Path:
     folder = DATA / str(adapter.ABOUT.folder)
     if not folder.is_dir():
@@ -343,7 +354,7 @@ def bars(model: str, batches: Iterable[int], speed: float = 1.0) -> list[dict[st
     found = []
     for system in SYSTEMS:
         for batch in batches:
-            row = kungfu.Row(model, system, batch, 16, 2, 1.0)
+            row = kungfu_row(model, system, batch)
             rate = 16 * batch / truth.predict(row)
             found.append(
                 {
@@ -398,9 +409,7 @@ def test_kungfu_predicts_other_dnns_and_systems(
 
 def test_kungfu_moves_most_to_the_server_of_the_largest_tensor() -> None:
     """Where one tensor outweighs an even share, bytes are those of its server, for two servers."""
-    rows = {
-        name: kungfu.Row(name, "parameter server", 16, 16, 2, 1.0) for name in ("VGG16", "ResNet50")
-    }
+    rows = {name: kungfu_row(name, "parameter server", 16) for name in ("VGG16", "ResNet50")}
     fit = kungfu.Fit(1, ("resnet50",), 256, 0.0, 2.0, 1.0, {"parameter server": 1e-9}, {}, 0.0)
     assert fit.parts(rows["VGG16"])[1] == pytest.approx(2 * 411.0e6 * 1e-9)
     assert fit.parts(rows["ResNet50"])[1] == pytest.approx(102.2e6 * 1e-9)

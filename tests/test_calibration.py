@@ -22,6 +22,7 @@ from perfmodel.calibration import (
     fit_asynchronous_server,
     read_fit,
 )
+from perfmodel.calibration.asynchronous_server import HALF_UNEVEN
 
 TENSOR_S, BYTE_S, SHARPNESS = 0.1e-3, 1.5e-9, 5.0
 NOISE = 0.03
@@ -274,11 +275,15 @@ def test_a_rough_run_counts_less() -> None:
 # -- servers, devices, models ----------------------------------------------------------------------
 
 
-def test_two_servers_double_the_plateau() -> None:
+def test_two_servers_less_than_double_the_plateau_where_no_run_tells() -> None:
+    """One of them may have more of the bytes than its share."""
     fit = fit_asynchronous_server([measured("fast", 8)])
     plateau = 1.0 / fit.demand_s["b"].value
     assert fit.predict("fast", 500, 1).steps_per_s == pytest.approx(plateau, rel=1e-3)
-    assert fit.predict("fast", 500, 2).steps_per_s == pytest.approx(2.0 * plateau, rel=1e-3)
+    found = fit.predict("fast", 500, 2)
+    assert plateau * 2.0 / (1.0 + HALF_UNEVEN) < found.steps_per_s < 2.0 * plateau
+    assert found.high_steps_per_s > 1.9 * plateau
+    assert found.low_steps_per_s < 1.6 * plateau
 
 
 def test_runs_with_two_servers_tell_what_is_exposed() -> None:
@@ -304,7 +309,8 @@ def test_the_link_is_a_bound() -> None:
     most = link_bytes_per_s / MODELS["b"][1]
     assert 1.0 / fit.demand_s["b"].value > most
     assert fit.predict("fast", 500).steps_per_s == pytest.approx(most, rel=1e-3)
-    assert fit.predict("fast", 500, 2).steps_per_s == pytest.approx(2.0 * most, rel=1e-3)
+    two = 2.0 * most / (1.0 + HALF_UNEVEN)
+    assert fit.predict("fast", 500, 2).steps_per_s == pytest.approx(two, rel=1e-3)
 
 
 def test_mixed_devices() -> None:

@@ -21,7 +21,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -210,9 +209,7 @@ def cases(folder: Path) -> list[Case]:
                 continue
             fold = fits.get(f"{split} without {_relatives(row.key)}", fit)
             found.append(_case(split, row, known, fit, fold))
-    if left_out:
-        why = "no row of one GPU, or a DNN of unknown size, left out"
-        click.echo(f"{why}: {'; '.join(sorted(left_out))}", err=True)
+    rows.say_left_out("no row of one GPU, or a DNN of unknown size", left_out)
     if not found:
         raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
     return found

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import InputError, Link, Server
 from perfmodel.api import Fidelity
-from perfmodel.errors import number, whole_number
 from perfmodel.uncertainty import Uncertainty
 
 Kind = Literal["ring", "server"]
@@ -62,25 +60,11 @@ GROWTH_SPREAD = 0.3
 to a step: an assumption, as each method was measured on one number of GPUs only."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(tables.ImagesRow, frozen=True, kw_only=True):
     """A row of the table."""
 
     cluster: str
     method: str
-    model: str
-    batch_per_gpu: int
-    num_gpus: int
-    num_nodes: int
-    images_per_s: float
-
-    def __post_init__(self) -> None:
-        number("images_per_s", self.images_per_s, above=0.0)
-        for name in ("batch_per_gpu", "num_gpus", "num_nodes"):
-            whole_number(name, getattr(self, name))
-
-    @property
-    def step_s(self) -> float:
-        return self.num_gpus * self.batch_per_gpu / self.images_per_s
 
     @property
     def key(self) -> str:
@@ -214,11 +198,7 @@ def cases(folder: Path) -> list[Case]:
                 extrapolation=GROWTH_SPREAD * added * beyond,
             )
             found.append(_case(split, row, images_per_s, predicted, uncertain, others))
-    if left_out:
-        click.echo(
-            f"no run with one GPU, or layers not known, left out: {', '.join(sorted(left_out))}",
-            err=True,
-        )
+    rows.say_left_out("no run with one GPU, or layers not known", left_out)
     return found
 
 

@@ -28,10 +28,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy import fitted, rows
+from benchmarks.accuracy import fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import costs
-from perfmodel.errors import InputError, number, whole_number
+from perfmodel.errors import InputError
 from perfmodel.overlap import blend
 from perfmodel.uncertainty import WIDTH, Uncertainty
 
@@ -118,20 +118,10 @@ the sharpness has a wide prior and is fitted. Intervals of *few* are too wide: a
 )
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(tables.ImagesRow, frozen=True, kw_only=True):
     """A row of ``throughput.csv``."""
 
-    model: str
     system: str
-    batch_per_gpu: int
-    num_gpus: int
-    num_nodes: int
-    images_per_s: float
-
-    def __post_init__(self) -> None:
-        number("images_per_s", self.images_per_s, above=0.0)
-        for name in ("batch_per_gpu", "num_gpus", "num_nodes"):
-            whole_number(name, getattr(self, name))
 
     @property
     def dnn(self) -> str:
@@ -150,11 +140,6 @@ class Row(msgspec.Struct, frozen=True):
     def samples(self) -> float:
         """Images of a step of all GPUs."""
         return float(self.batch_per_gpu * self.num_gpus)
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step."""
-        return self.samples / self.images_per_s
 
 
 class Fit(msgspec.Struct, frozen=True):

@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
 import msgspec
 import numpy as np
 from scipy import optimize
@@ -25,7 +24,6 @@ from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import InputError, Link, Server
 from perfmodel.api import Fidelity
-from perfmodel.errors import number, whole_number
 from perfmodel.profile import Profile
 from perfmodel.uncertainty import Uncertainty
 
@@ -52,24 +50,10 @@ BETWEEN_SPREAD = 0.5
 nominal: an assumption. TCP was seen to deliver between a quarter and all of a fast link."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(tables.ImagesRow, frozen=True, kw_only=True):
     """A row of the scaling table."""
 
-    model: str
-    batch_per_gpu: int
-    num_gpus: int
-    images_per_s: float
-    num_nodes: int = 1
     model_size_mb: float | None = msgspec.field(default=None, name="model_size_MB")
-
-    def __post_init__(self) -> None:
-        number("images_per_s", self.images_per_s, above=0.0)
-        for name in ("batch_per_gpu", "num_gpus", "num_nodes"):
-            whole_number(name, getattr(self, name))
-
-    @property
-    def step_s(self) -> float:
-        return self.num_gpus * self.batch_per_gpu / self.images_per_s
 
     @property
     def key(self) -> str:
@@ -156,11 +140,7 @@ def cases(folder: Path) -> list[Case]:
             left_out.add(row.model)
             continue
         found.append(_case(row, profile, fit))
-    if left_out:
-        click.echo(
-            f"no run with one GPU, or size not known, left out: {', '.join(sorted(left_out))}",
-            err=True,
-        )
+    rows.say_left_out("no run with one GPU, or size not known", left_out)
     return found
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
+import click
 import msgspec
 
 from perfmodel.errors import InputError
@@ -32,3 +34,10 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
             except msgspec.ValidationError as error:
                 raise InputError(f"{path}: line {reader.line_num}: {error}") from None
     return found
+
+
+def say_left_out(why: str, names: Iterable[str]) -> None:
+    """Say on standard error which rows are not predicted, if any."""
+    listed = "; ".join(sorted(set(names)))
+    if listed:
+        click.echo(f"{why}, left out: {listed}", err=True)

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from perfmodel import Cluster, Link, Server, Source, make_job, predict
 from perfmodel.api import Fidelity
+from perfmodel.errors import number, whole_number
 from perfmodel.profile import Profile
 
 PCIE = Link(12e9, 10e-6)
@@ -27,6 +28,31 @@ TensorFlow synthetic and real images differ by 0 to 1.5 % on one device."""
 
 RUNS_SPREAD = math.sqrt(2.0) * RUN_SPREAD
 """Of the ratio of two of them: one device, and many."""
+
+
+class ImagesRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of a table of throughput: ``images_per_s`` of all GPUs together.
+
+    Raises
+    ------
+    InputError : a number out of range.
+    """
+
+    model: str
+    batch_per_gpu: int
+    num_gpus: int
+    images_per_s: float
+    num_nodes: int = 1
+
+    def __post_init__(self) -> None:
+        number("images_per_s", self.images_per_s, above=0.0)
+        for name in ("batch_per_gpu", "num_gpus", "num_nodes"):
+            whole_number(name, getattr(self, name))
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.num_gpus * self.batch_per_gpu / self.images_per_s
 
 
 def step_s(

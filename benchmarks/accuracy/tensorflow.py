@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import click
 import msgspec
 import numpy as np
 from scipy import optimize
@@ -29,7 +28,6 @@ from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import InputError, Link
 from perfmodel.api import Fidelity
-from perfmodel.errors import number, whole_number
 from perfmodel.profile import Profile
 from perfmodel.uncertainty import Uncertainty
 
@@ -55,29 +53,15 @@ LOADING_SPREAD = 0.2
 shows in a single run."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(tables.ImagesRow, frozen=True, kw_only=True):
     """A row of the table."""
 
     platform: str
     gpu: str
-    model: str
-    batch_per_gpu: int
     variable_update: str
-    num_gpus: int
-    images_per_s: float
     data: str = "synthetic"
     local_parameter_device: str = "n/a"
-    num_nodes: int = 1
     num_ps: int | None = None
-
-    def __post_init__(self) -> None:
-        number("images_per_s", self.images_per_s, above=0.0)
-        for name in ("batch_per_gpu", "num_gpus", "num_nodes"):
-            whole_number(name, getattr(self, name))
-
-    @property
-    def step_s(self) -> float:
-        return self.num_gpus * self.batch_per_gpu / self.images_per_s
 
     @property
     def devices(self) -> int:
@@ -191,11 +175,7 @@ def cases(folder: Path) -> list[Case]:
             left_out.add(f"{row.model} on {row.platform}")
             continue
         found.append(_case(row, profile, fit))
-    if left_out:
-        click.echo(
-            f"no run with one GPU, or layers not known, left out: {', '.join(sorted(left_out))}",
-            err=True,
-        )
+    rows.say_left_out("no run with one GPU, or layers not known", left_out)
     return found
 
 
