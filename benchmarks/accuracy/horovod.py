@@ -26,7 +26,7 @@ from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import InputError, Link, Server
 from perfmodel.api import Fidelity
-from perfmodel.uncertainty import Uncertainty
+from perfmodel.uncertainty import WIDTH, Uncertainty
 
 Kind = Literal["ring", "server"]
 Floats = NDArray[np.float64]
@@ -54,6 +54,10 @@ steps hardly depend on the rate."""
 SLOWDOWN_WEIGHT = 1.0
 """Likewise of the logarithm of the slowdown: an assumption, that it is about 5 %."""
 
+
+DELIVERED = 4.0
+"""By how much less than the nominal rate a fast link may deliver: TCP on 100 Gbit/s was seen to
+deliver an eighth to a quarter (Shi and others, arXiv 2005.13247)."""
 
 GROWTH_SPREAD = 0.3
 """Standard deviation, for each doubling of the GPUs beyond those fitted to, of what the others add
@@ -181,19 +185,20 @@ def cases(folder: Path) -> list[Case]:
         beyond = max(0.0, math.log2(row.num_gpus / fit.most_gpus))
         rate = fit.rate_of(row)
         coarse = predicted_s(row, images_per_s, rate, fit.slowdown, "coarse")
-        for split, predicted, miss, others in (
-            (
-                "few",
-                predicted_s(row, images_per_s, rate, fit.slowdown),
-                fit.miss,
-                {"coarse": coarse},
-            ),
-            ("none", predicted_s(row, images_per_s, row.nominal_bytes_per_s), fit.nominal_miss, {}),
+        nominal = row.nominal_bytes_per_s
+        nominal_s = predicted_s(row, images_per_s, nominal)
+        slow_s = predicted_s(row, images_per_s, nominal / DELIVERED)
+        unknown = math.log(slow_s / nominal_s) / WIDTH
+        step_s = predicted_s(row, images_per_s, rate, fit.slowdown)
+        for split, predicted, miss, calibration, others in (
+            ("few", step_s, fit.miss, 0.0, {"coarse": coarse}),
+            ("none", nominal_s, fit.nominal_miss, unknown, {}),
         ):
             model = miss.get(row.kind, max(miss.values()))
             added = max(0.0, 1.0 - row.batch_per_gpu / images_per_s / predicted)
             uncertain = Uncertainty(
                 measurement=tables.RUNS_SPREAD,
+                calibration=calibration,
                 model=model,
                 extrapolation=GROWTH_SPREAD * added * beyond,
             )
