@@ -13,6 +13,9 @@ leaves out mostly takes time, and a variance of independent parts
 
 - *extrapolation*: more workers than in any of these runs.
 
+Where the rate of fast links is nominal, the upper end has links that deliver no more than TCP was
+seen to (:data:`TCP_BYTES_PER_S`).
+
 :data:`LEARNT` has m, a and b, which ``python -m benchmarks.accuracy.intervals`` learns and prints.
 """
 
@@ -28,6 +31,7 @@ from perfmodel import architectures
 from perfmodel.job import Job
 from perfmodel.prediction import Interval, Prediction
 from perfmodel.uncertainty import COVERAGE, WIDTH, Uncertainty
+from perfmodel.units import show
 
 RUN_SPREAD = 0.01
 """Standard deviation of equal runs: two of one configuration differ by 0.1 to 1.8 % on a small
@@ -40,6 +44,13 @@ of the formulas' worst cases."""
 DOUBLING = 0.03
 """Standard deviation for each doubling of the workers beyond the most that predictions were
 compared at: an assumption."""
+
+TCP_BYTES_PER_S = 1.3e9
+"""What TCP may deliver on a faster link: 1.3 to 2.9 GB/s were seen on 100 Gbps (Shi and others,
+arXiv 2005.13247, by the steps of their runs)."""
+
+RDMA_LATENCY_S = 10e-6
+"""A latency below which links are taken for RDMA, which comes close to the nominal rate."""
 
 CONFIDENCE_WIDTH = 1.96
 """Standard deviations on each side of the mean in a confidence interval of 95 %."""
@@ -118,27 +129,45 @@ def step_interval(job: Job, found: Prediction, learnt: Learnt | None = None) -> 
     among = learnt if learnt is not None else LEARNT[kind_of(job)]
     shift = among.shift if job.workers > 1 else 0.0
     low_s, high_s = uncertainty(job, found, among).interval(found.iteration_s * math.exp(shift))
-    return min(low_s, found.iteration_s), max(high_s, found.iteration_s)
+    return min(low_s, found.iteration_s), max(high_s, slow_links_s(job, found))
+
+
+def slow_links_s(job: Job, found: Prediction) -> float:
+    """The step if links whose rate is nominal deliver no more than :data:`TCP_BYTES_PER_S`.
+
+    Then what workers wait for takes so many times as long, and so does the work of the busiest
+    link, which none of the computation may hide any more.
+    """
+    nic = job.cluster.nic
+    nominal = kind_of(job).network == "nominal" and nic.latency_s >= RDMA_LATENCY_S
+    nodes = job.cluster.nodes_for(job.workers) > 1 or bool(found.utilisation.servers)
+    times = nic.goodput_bytes_per_s / TCP_BYTES_PER_S if nominal and nodes else 1.0
+    if times <= 1.0:
+        return found.iteration_s
+    waiting = found.exposed_communication_s / found.iteration_s
+    busiest = max(found.utilisation.links.values(), default=0.0)
+    return found.iteration_s * max(1.0 + (times - 1.0) * waiting, times * busiest)
 
 
 def with_interval(job: Job, found: Prediction) -> Prediction:
     """The prediction with its interval."""
     parts = uncertainty(job, found)
     low_s, high_s = step_interval(job, found)
+    slow = high_s <= slow_links_s(job, found)
     samples = found.throughput_samples_per_s * found.iteration_s
     interval = Interval(
         coverage=COVERAGE,
         iteration_s=(low_s, high_s),
         throughput_samples_per_s=(samples / high_s, samples / low_s),
         parts=parts,
-        text=_text(job, parts),
+        text=_text(job, parts, slow),
     )
     answer = msgspec.structs.replace(found, interval=interval)
     answer.__dict__.update(found.__dict__)
     return answer
 
 
-def _text(job: Job, parts: Uncertainty) -> str:
+def _text(job: Job, parts: Uncertainty, slow: bool) -> str:
     """What makes the interval as wide as it is, and what is outside of all that was measured."""
     kind = kind_of(job)
     among = LEARNT[kind]
@@ -151,6 +180,8 @@ def _text(job: Job, parts: Uncertainty) -> str:
     }
     widest = max(reasons, key=lambda name: getattr(parts, name))
     said = [reasons[widest]]
+    if slow and job.workers > 1:
+        said.append(f"TCP may deliver no more than {show(TCP_BYTES_PER_S, 'bytes_per_s')}")
     if parts.extrapolation > 0.0 and widest != "extrapolation":
         said.append(reasons["extrapolation"])
     return "; ".join(said)

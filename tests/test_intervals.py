@@ -83,6 +83,37 @@ def test_a_measured_network_makes_it_narrower() -> None:
     assert total(cluster=measured) < total(cluster=nominal)
 
 
+def fast(latency_s: float = 20e-6, kind: Any = "published") -> Any:
+    return msgspec.structs.replace(
+        cluster(12.5e9, latency_s), source=Source(kind, "100 Gbps of somebody")
+    )
+
+
+def upper(where: Any, **more: Any) -> float:
+    """How many times as long as predicted a step may take."""
+    big = workload([0.01], [0.02], [500e6])
+    answer = predict(job(workload=big, cluster=where, **more))
+    assert answer.interval is not None
+    return answer.interval.iteration_s[1] / answer.iteration_s
+
+
+def test_tcp_may_deliver_much_less_than_a_fast_link() -> None:
+    big = workload([0.01], [0.02], [500e6])
+    slow = predict(job(workload=big, cluster=cluster(1.3e9, 20e-6)))
+    answer = predict(job(workload=big, cluster=fast()))
+    assert answer.interval is not None
+    assert answer.interval.iteration_s[1] == pytest.approx(slow.iteration_s, rel=0.1)
+    assert "TCP may deliver no more than" in answer.interval.text
+
+
+@pytest.mark.parametrize(
+    "where", [fast(latency_s=2e-6), fast(kind="measured"), cluster(1.25e9, 20e-6)]
+)
+def test_not_so_rdma_slow_links_and_measured_ones(where: Any) -> None:
+    assert upper(where) < 2.0 < upper(fast())
+    assert upper(fast(), workers=1) < 1.1
+
+
 def test_estimated_computing_makes_it_wider_and_the_less_it_matters_the_less() -> None:
     rough = msgspec.structs.replace(WORK, error_fraction=0.5)
     assert total(workload=rough) > total()
