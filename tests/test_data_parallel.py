@@ -18,7 +18,7 @@ from perfmodel.calibration.data_parallel import (
 )
 from perfmodel.calibration.trainings import OneNode, Step, Training
 
-TRUTH = {"flow": 1.2e-9, "pair": 1.5, "inside": 0.4e-9, "share": 0.4, "hide": 0.5, "sharp": 4.0}
+TRUTH = {"flow": 1.2e-9, "pair": 1.5, "inside": 0.4e-9, "share": 0.15, "hide": 0.5, "sharp": 4.0}
 """Seconds per byte between and within nodes, and the factors of the module's text."""
 
 FEW = [(1,), (2,), (3,), (4,)]
@@ -37,7 +37,7 @@ def true_step_s(
         wire = TRUTH["inside"] * 2 * (n - 1) / n
     else:
         pair = TRUTH["pair"] if nodes == 2 else 1.0
-        wire = TRUTH["flow"] * 2 * (nodes - 1) / nodes * pair * (n / nodes) ** TRUTH["share"]
+        wire = TRUTH["flow"] * 2 * (n - 1) / n * pair * (n / nodes) ** TRUTH["share"]
     exchange = 1e-4 * (n - 1) + own * wire * size
     hide, sharp = TRUTH["hide"], TRUTH["sharp"]
     both = ((hide * computing) ** sharp + exchange**sharp) ** (1.0 / sharp)
@@ -111,15 +111,48 @@ def test_more_nodes_are_predicted(fit: DataParallelFit) -> None:
 
 
 def test_a_dnn_known_on_one_node_is_predicted(others: DataParallelFit) -> None:
+    """Half of what its bytes take more is carried over from one node; the rest nothing tells."""
     found = np.abs(errors(others, training("middle", FEW), [*SEVERAL, *MORE]))
-    assert np.median(found) < 0.1
+    assert np.median(found) < 0.12
     assert found.max() < 0.25
 
 
 def test_a_dnn_known_on_one_device_is_predicted(others: DataParallelFit) -> None:
+    """But for its bytes, which take a fifth more than those of others: nothing tells."""
     found = np.abs(errors(others, training("middle", [(1,)]), [*FEW, *SEVERAL, *MORE]))
-    assert np.median(found) < 0.15
+    assert np.median(found) < 0.2
     assert found.max() < 0.35
+
+
+def test_waiting_need_not_be_known() -> None:
+    """What of a step on one node is waiting follows from the step on one device, too."""
+
+    def plain(name: str, placements: Sequence[tuple[int, ...]]) -> Training:
+        known = training(name, placements)
+        steps = tuple(msgspec.structs.replace(step, waiting_s=0.0) for step in known.steps)
+        return msgspec.structs.replace(known, steps=steps)
+
+    found = fit_data_parallel([plain(name, [*FEW, *SEVERAL]) for name in DNNS])
+    for name in DNNS:
+        assert np.median(np.abs(errors(found, plain(name, FEW), [*SEVERAL, *MORE]))) < 0.06
+    assert found.predict(plain("large", FEW), (4, 4), 8).idle_fraction > 0.2
+
+
+def test_how_much_is_hidden_is_told_by_steps(fit: DataParallelFit) -> None:
+    """A DNN whose exchange follows computing, among two whose exchange hides behind it."""
+    known = training("middle", [*FEW, *SEVERAL])
+    size, each_s, own = DNNS["middle"]
+    steps = []
+    for step in known.steps:
+        exchange_s = true_step_s(step.devices, step.batch_size, size, 1e-9, own)[0] - 0.02
+        computing_s = true_step_s((1,), step.batch_size, size, each_s, own)[1]
+        waiting_s = max(0.0, exchange_s)
+        steps.append(msgspec.structs.replace(step, step_s=computing_s + waiting_s))
+        steps[-1] = msgspec.structs.replace(steps[-1], waiting_s=waiting_s)
+    bare = msgspec.structs.replace(known, steps=tuple(steps))
+    others = [training(name, [*FEW, *SEVERAL]) for name in ("small", "large")]
+    found = fit_data_parallel([*others, bare]).scales["middle"].hidden_fraction
+    assert found < 0.7 * fit.scales["middle"].hidden_fraction
 
 
 def test_canary_slower_runs_make_a_slower_network(others: DataParallelFit) -> None:
@@ -221,6 +254,24 @@ def test_a_fit_can_be_written_and_read(fit: DataParallelFit) -> None:
     assert again == fit
     known = training("small", FEW)
     assert again.predict(known, (4, 4), 8) == fit.predict(known, (4, 4), 8)
+
+
+def test_one_node_tells_nothing_of_a_network_where_no_link_is_known(
+    others: DataParallelFit,
+) -> None:
+    """Slow bytes on one node are the DNN's, or the node's: other DNNs tell which."""
+    slow = training("middle", FEW)
+    steps = [
+        msgspec.structs.replace(
+            step,
+            step_s=step.step_s + (0.1 if step.devices[0] > 1 else 0.0),
+            waiting_s=step.waiting_s + (0.1 if step.devices[0] > 1 else 0.0),
+        )
+        for step in slow.steps
+    ]
+    slow = msgspec.structs.replace(slow, steps=tuple(steps))
+    assert others.scale(slow).network > 1.1
+    assert expected_data_parallel({}).scale(slow).network == pytest.approx(1.0, abs=0.01)
 
 
 def test_expected_parameters_matter_where_steps_tell_nothing() -> None:

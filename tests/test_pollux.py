@@ -6,6 +6,7 @@ The measurements themselves are not; what needs them is skipped where they are n
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -63,12 +64,12 @@ def covered(found: Iterable[Case], name: str) -> float:
 
 
 FIGURES = {
-    "pollux": [("pollux/a", 0.08, 0.20, 0.053), ("pollux/b", 0.15, 0.33, 0.075)],
+    "pollux": [("pollux/a", 0.08, 0.20, 0.060), ("pollux/b", 0.14, 0.30, 0.07)],
     "sia": [
-        ("sia/a-rtx", 0.055, 0.145, 0.063),
-        ("sia/b-rtx", 0.135, 0.30, 0.08),
-        ("sia/a-dgx", 0.05, 0.17, 0.065),
-        ("sia/b-quad", 0.065, 0.24, 0.065),
+        ("sia/a-rtx", 0.045, 0.125, 0.052),
+        ("sia/b-rtx", 0.085, 0.26, 0.08),
+        ("sia/a-dgx", 0.065, 0.19, 0.067),
+        ("sia/b-quad", 0.055, 0.23, 0.06),
     ],
 }
 
@@ -225,6 +226,23 @@ def test_what_cannot_be_predicted_is_named(own: Path, capsys: pytest.CaptureFixt
     alone = [case for case in pool(found, "pollux/a") if case.name.startswith("ncf")]
     assert len(alone) == 12
     assert np.median([abs(case.error) for case in alone]) < 0.4
+
+
+def test_steps_on_one_node_are_not_predicted_from_themselves(own: Path) -> None:
+    slow = [row("yolov3", "3", batch) for batch in (8, 16)]
+    for each in slow:
+        each["step_time_s"] = str(3.0 * float(each["step_time_s"]))
+    found = pool(pollux.cases(write(own, [*made(), *slow])), "pollux/all")
+    assert [case.name for case in found] == [f"yolov3 placements 3, {n} samples" for n in (8, 16)]
+    assert error(found, "pollux/all", 0.0) > 0.3
+
+
+def test_what_tcp_delivers_is_between_a_part_and_a_rate() -> None:
+    slow, fast = (placements.Cluster("", gbit * 1e9 / 8) for gbit in (1, 100))
+    assert fast.delivered_bytes_per_s == pytest.approx(math.sqrt(1.3e9 * 2.9e9))
+    assert slow.delivered_bytes_per_s < 1e9 / 8
+    limited = placements.Cluster("", 100e9 / 8, flow_bytes_per_s=0.5e9)
+    assert limited.delivered_bytes_per_s == pytest.approx(0.5e9)
 
 
 def test_another_cluster_is_predicted_from_nominal_links(own: Path) -> None:

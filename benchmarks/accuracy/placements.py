@@ -62,6 +62,10 @@ DNNS = {
 STARTUP_S = 50e-6
 """Of a small message over TCP, for the naive baseline."""
 
+TCP_NOMINAL_BYTES_PER_S, TCP_BYTES_PER_S = 100e9 / 8, (1.3e9, 2.9e9)
+"""What TCP was seen to deliver of 100 Gbit/s (README of the data). Of slower links it may be as
+large a part, or as large a rate; what is expected is the middle of all."""
+
 Devices = tuple[int, ...]
 
 
@@ -139,12 +143,28 @@ class Entry(msgspec.Struct, frozen=True):
 class Cluster(msgspec.Struct, frozen=True):
     """A cluster: what groups call it, one way of its network, and what is known of its links.
 
-    ``expected`` are parameters of a fit by name.
+    ``flow_bytes_per_s`` is the most that one TCP connection may have; ``expected`` are parameters
+    of a fit by name.
     """
 
     label: str
     nominal_bytes_per_s: float
+    flow_bytes_per_s: float = math.inf
     expected: dict[str, float] = {}
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """The most that one connection can have."""
+        return min(self.nominal_bytes_per_s, self.flow_bytes_per_s)
+
+    @property
+    def delivered_bytes_per_s(self) -> float:
+        """What TCP is expected to deliver, before any run."""
+        least, most = TCP_BYTES_PER_S
+        return math.sqrt(
+            min(least * self.nominal_bytes_per_s / TCP_NOMINAL_BYTES_PER_S, self.link_bytes_per_s)
+            * min(most, self.link_bytes_per_s)
+        )
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -306,7 +326,7 @@ class _Predicted:
         several = [row for row in own if row.num_nodes > 1]
         more = [row for row in own if row.num_replicas > 1]
         strict = expected_data_parallel(
-            {"network_s_per_byte": 1.0 / self.cluster.nominal_bytes_per_s} | self.cluster.expected
+            {"network_s_per_byte": 1.0 / self.cluster.delivered_bytes_per_s} | self.cluster.expected
         )
         found = self._predicted("a-strict", strict, one, several, spread)
         if every is None:
@@ -320,7 +340,12 @@ class _Predicted:
             if key.startswith("b/") and name in key[2:].split("+"):
                 found += self._predicted("b", entry.fit, device, more, spread, fold=key)
         other = [row for row in more if not every.knows(row)]
-        return found + self._predicted("all", every.fit, one, other, spread)
+        for known, nodes in (
+            (device, [r for r in other if r.num_nodes == 1]),
+            (one, [r for r in other if r.num_nodes > 1]),
+        ):
+            found += self._predicted("all", every.fit, known, nodes, spread)
+        return found
 
     def _from_lines(
         self, name: str, own: Sequence[Row], every: Entry
@@ -400,7 +425,7 @@ class _Predicted:
     ) -> Case:
         count = row.num_replicas
         wire = 2.0 * (count - 1) / count * DNNS[row.model].parameters * BYTES
-        plain = wire / self.cluster.nominal_bytes_per_s + 2.0 * (count - 1) * STARTUP_S
+        plain = wire / self.cluster.link_bytes_per_s + 2.0 * (count - 1) * STARTUP_S
         return Case(
             f"{pool}/{row.model}",
             name,

@@ -1,17 +1,16 @@
 r"""From steps measured on few nodes to data-parallel training on other placements of devices.
 
-The formula is in :mod:`perfmodel.calibration.placements`. All DNNs on a cluster have its parameters
-in common, but for how much their bytes take: of a DNN that was run on several nodes this is fitted;
-of one that was run on one node, the part :data:`CARRIED` of what its bytes take more there (in
-logarithms) is carried over to the network; of one that was run on one device nothing is known, and
-its bytes count like others'. Regularised least squares of logarithms with soft tails (Gelman, Hill,
-"Data Analysis Using Regression and Multilevel/Hierarchical Models", 2007, chapter 12).
+The formula is in :mod:`perfmodel.calibration.placements`. All DNNs on a cluster have its links in
+common. What is peculiar to a DNN is fitted as far as its steps tell, and else as of most DNNs: how
+much its bytes take on the network of steps on several nodes, or, in part :data:`CARRIED` (of
+logarithms), of steps on one node. Regularised least squares of logarithms with soft tails (Gelman,
+Hill, "Data Analysis Using Regression and Multilevel/Hierarchical Models", 2007, chapter 12).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -19,29 +18,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibration import placements
-from perfmodel.calibration.placements import PRIORS, Own, Placed, Prior
-from perfmodel.calibration.trainings import OneNode, Training, check_devices
+from perfmodel.calibration.placements import PRIORS, TRAITS, Own, Placed, Prior
+from perfmodel.calibration.trainings import OneNode, Training, check_devices, stall_fraction
 from perfmodel.errors import InputError, number, unknown_name, whole_number
 from perfmodel.uncertainty import WIDTH, Uncertainty
 
 Floats = NDArray[np.float64]
 
-CARRIED = 0.6
+CARRIED = 0.5
 """How much of a DNN's own logarithm on one node holds for the network too."""
 
-NODE_SPREAD, NETWORK_SPREAD = 0.5, 0.25
-"""Standard deviations of a DNN's own logarithm: on one node, and on the network what it is beyond
-the part carried over. Of the size of what DNNs differ by that were measured on one cluster."""
+KEPT = 0.5
+"""How much of what a step on one node takes beyond the formula, in logarithms, others take too."""
 
-CONTENTION_SPREAD = 0.1
-"""Standard deviation among DNNs of how much computing grows with the devices of a node."""
+GIVEN_SPREAD = 0.2
+"""Standard deviation, of the logarithm, of a parameter whose expectation the caller gives."""
 
-STEP_SPREAD, GROWTH_SPREAD = 0.07, 0.3
-"""Standard deviation that a fit expects of logarithms: of steps on several nodes, where the step on
-one is known; of steps on one node, where only that on one device is."""
+STEP_SPREAD, NODE_STEP_SPREAD, GROWTH_SPREAD = 0.07, 0.1, 0.1
+"""Standard deviation that a fit expects of logarithms: of steps on several nodes and on one, and of
+how computing grows on a node."""
 
-AS_MANY = (200, 60)
-"""Steps on several nodes, and on one, that those of each DNN count as, however many they are."""
+AS_MANY, AS_MANY_GROWTHS = (200, 60), 20
+"""Steps on several nodes, and on one, that those of each DNN count as, however many they are; and
+how often computing was seen to grow."""
 
 LEAST_SPREAD = 0.02
 """Standard deviation below which no fit is believed."""
@@ -53,6 +52,10 @@ computing for each doubling of the batch beyond those measured. Assumptions."""
 UNSEEN_GROWTH = 0.15
 """Standard deviation of how computing grows on a node, where no fit could learn it."""
 
+TRANSPORT_SPREAD = 0.46
+"""Standard deviation of the logarithm of what bytes take on a network that nobody measured, if nine
+in ten lie between a tenth and nearly half of fast links, which is what TCP delivers of them."""
+
 
 class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a DNN differs from others.
@@ -60,19 +63,22 @@ class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     node, network : how much its bytes take, over those of others: on one node, on the network.
-    contention : how much more its computing grows with the devices of a node.
+    contention : how much its computing grows with the devices of a node.
+    hidden_fraction : the part of computing that an exchange can hide behind.
+    variation : standard deviation of computing among devices, as a part of it.
     known : from its steps on several nodes, on one node, or on one device only.
     """
 
-    node: float = 1.0
-    network: float = 1.0
-    contention: float = 0.0
+    node: float = TRAITS["node"].value
+    network: float = TRAITS["network"].value
+    contention: float = TRAITS["contention"].value
+    hidden_fraction: float = TRAITS["hidden_fraction"].value
+    variation: float = TRAITS["variation"].value
     known: Literal["nodes", "node", "device"] = "device"
 
     def of(self, steps: int) -> Own:
         """The same for each of so many steps."""
-        ones = np.ones(steps)
-        return Own(self.node * ones, self.network * ones, self.contention * ones)
+        return Own(*(getattr(self, name) * np.ones(steps) for name in TRAITS))
 
 
 class Spreads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -97,15 +103,15 @@ class Spreads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 UNSEEN = Spreads(
-    step=STEP_SPREAD,
+    step=0.1,
     exchange=0.2,
-    node=NODE_SPREAD,
-    carried=0.5,
-    network=0.6,
+    node=1.0,
+    carried=TRANSPORT_SPREAD,
+    network=TRANSPORT_SPREAD,
     growth=UNSEEN_GROWTH,
-    contention=0.1,
+    contention=TRAITS["contention"].spread,
 )
-"""What is left open before any run: transports reach a half to twice of what is expected."""
+"""What is left open before any run."""
 
 
 class PlacedStep(msgspec.Struct, frozen=True):
@@ -123,6 +129,8 @@ class DataParallelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ----------
     parameters : by name, as in :data:`perfmodel.calibration.placements.PRIORS`; SI.
     scales : of each DNN that was run on several nodes or devices.
+    carried_fraction : how much of what a DNN's bytes take more on one node, in logarithms, holds
+        for the network; 0 where nobody knows what others' bytes take there.
     stall_fraction : how much of the fullest node's computing shows on the first node, in
         logarithms; the rest of the difference shows as waiting.
     most_nodes : of the steps that were fitted to.
@@ -133,6 +141,7 @@ class DataParallelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     parameters: dict[str, float]
     scales: dict[str, Scale]
     spreads: Spreads
+    carried_fraction: float
     stall_fraction: float
     most_nodes: int
     steps: int
@@ -162,8 +171,9 @@ class Predictor:
     def predict(self, devices: Sequence[int], batch_size: int) -> PlacedStep:
         """A step with so many devices on each node, and so many samples on each device.
 
-        Rests on the steps on one node. If there are none on as many devices as the fullest node
-        has, on that on one device.
+        Rests on computing on as many devices of one node as the fullest has; if that was not
+        measured, or nobody said how much of it is waiting, on that on one device. A step on one
+        node is that measured, if it was.
 
         Raises
         ------
@@ -177,16 +187,17 @@ class Predictor:
             check_devices(devices)
             whole_number("batch_size", batch_size)
         rows = self._table.placed(wanted)
-        steps, shares = placements.predicted_s(
-            self.fit.parameters, rows, self.scale.of(len(wanted))
-        )
+        own = self.scale.of(len(wanted))
+        steps, shares = placements.predicted_s(self.fit.parameters, rows, own)
+        steps = steps * self._beyond_formula(wanted) ** KEPT
         found = []
         for index, (devices, batch_size) in enumerate(wanted):
-            own = self._computing_s(devices[0], batch_size)
+            first = self._computing_s(devices[0], batch_size)
             full = self._computing_s(max(devices), batch_size)
             stalled = self.fit.stall_fraction
-            shown = own ** (1.0 - stalled) * full**stalled
-            step = float(steps[index])
+            shown = first ** (1.0 - stalled) * full**stalled
+            alone = self._table.step_s(devices[0], batch_size) if len(devices) == 1 else None
+            step = float(steps[index]) if alone is None else alone
             found.append(
                 PlacedStep(
                     step,
@@ -201,12 +212,23 @@ class Predictor:
             )
         return found
 
+    def _beyond_formula(self, wanted: Sequence[tuple[tuple[int, ...], int]]) -> Floats:
+        """How many times longer steps on the fullest node alone are than the formula says."""
+        alone = [((max(devices),), batch_size) for devices, batch_size in wanted]
+        rows = self._table.placed(alone)
+        found, _ = placements.predicted_s(self.fit.parameters, rows, self.scale.of(len(wanted)))
+        measured = [self._table.step_s(devices[0], batch_size) for devices, batch_size in alone]
+        return np.array(
+            [1.0 if step is None else step / own for step, own in zip(measured, found, strict=True)]
+        )
+
     def _computing_s(self, devices: int, batch: int) -> float:
         """Seconds in which the first of so many devices on one node does not wait."""
-        found = self._table.computing_s(devices, batch)
+        told = devices == 1 or self._table.tells_waiting
+        found = self._table.computing_s(devices, batch) if told else None
         if found is None:
             count = np.array([float(devices)])
-            shared = placements.shared(self.fit.parameters, count, self.scale.of(1))
+            shared = placements.shared(count, self.scale.of(1).contention)
             found = (self._table.computing_s(1, batch) or 0.0) * float(shared[0])
         return found
 
@@ -246,6 +268,7 @@ def expected_data_parallel(expected: Mapping[str, float]) -> DataParallelFit:
         parameters={name: prior.value for name, prior in priors.items()},
         scales={},
         spreads=UNSEEN,
+        carried_fraction=0.0,
         stall_fraction=0.0,
         most_nodes=1,
         steps=0,
@@ -258,7 +281,9 @@ def _priors(expected: Mapping[str, float]) -> dict[str, Prior]:
             raise unknown_name("parameter", name, PRIORS)
         number(name, value, above=0.0)
     return {
-        name: msgspec.structs.replace(prior, value=float(expected.get(name, prior.value)))
+        name: msgspec.structs.replace(prior, value=float(expected[name]), spread=GIVEN_SPREAD)
+        if name in expected
+        else prior
         for name, prior in PRIORS.items()
     }
 
@@ -281,174 +306,175 @@ def fit_data_parallel(
         raise InputError(f"trainings: more than one of a name: {', '.join(sorted(names))}")
     if not any(sum(step.devices) > 1 for training in trainings for step in training.steps):
         raise InputError("trainings: at least one step on more than one device is needed")
-    told = _Told.of(trainings)
-    point = told.fitted(_priors(expected or {}))
-    parameters = placements.parameters(point)
+    told = _Told(trainings)
+    parameters, point = told.fitted(_priors(expected or {}))
     fit = DataParallelFit(
         parameters={name: _rounded(value) for name, value in parameters.items()},
         scales=dict(zip(names, told.scales(point), strict=True)),
-        spreads=told.spreads(point),
+        spreads=told.spreads(parameters, point),
+        carried_fraction=CARRIED,
         stall_fraction=0.0,
         most_nodes=int(told.placed.nodes.max()),
         steps=sum(len(training.steps) for training in trainings),
     )
-    return msgspec.structs.replace(fit, stall_fraction=_stall(trainings))
+    return msgspec.structs.replace(fit, stall_fraction=stall_fraction(trainings))
 
 
 class _Told:
     """Measured steps on more than one device, as a fit sees them."""
 
-    def __init__(self, placed: Placed, step_s: Floats, who: NDArray[np.int64], names: int) -> None:
-        self.placed, self.step_s, self.who, self.names = placed, step_s, who, names
-        several = placed.nodes > 1
-        self.several = several
-        self.weight = np.zeros(len(step_s))
-        for index in range(names):
-            for chosen, many, spread in (
-                (several, AS_MANY[0], STEP_SPREAD),
-                (~several, AS_MANY[1], GROWTH_SPREAD),
-            ):
-                own = chosen & (who == index)
-                if own.any():
-                    self.weight[own] = math.sqrt(many / own.sum()) / spread
-
-    @classmethod
-    def of(cls, trainings: Sequence[Training]) -> _Told:
-        parts: list[Placed] = []
-        measured: list[float] = []
+    def __init__(self, trainings: Sequence[Training], carried: float = CARRIED) -> None:
+        self.names, self.carried = len(trainings), carried
+        priors = TRAITS.values()
+        self.usual = np.repeat([prior.to_fit(prior.value) for prior in priors], self.names)
+        self.spread = np.repeat([prior.spread for prior in priors], self.names)
+        placed: list[Placed] = []
+        step_s: list[float] = []
         who: list[int] = []
+        grown: list[tuple[float, float, float]] = []
         for index, training in enumerate(trainings):
-            table = OneNode(training)
-            for several in (True, False):
-                steps = [
-                    step
-                    for step in training.steps
-                    if (len(step.devices) > 1) == several and sum(step.devices) > 1
-                ]
-                wanted = [(step.devices, step.batch_size) for step in steps]
-                parts.append(table.placed(wanted, alone=not several))
-                measured.extend(step.step_s for step in steps)
-                who.extend([index] * len(steps))
-        columns = (np.concatenate(each) for each in zip(*map(_columns, parts), strict=True))
-        return cls(Placed(*columns), np.array(measured), np.array(who, np.int64), len(trainings))
+            own = OneNode(training)
+            steps = [step for step in training.steps if sum(step.devices) > 1]
+            placed.append(own.placed((step.devices, step.batch_size) for step in steps))
+            step_s.extend(step.step_s for step in steps)
+            who.extend([index] * len(steps))
+            grown.extend((index, *growth) for growth in own.growths())
+        columns = (np.concatenate(each) for each in zip(*map(_columns, placed), strict=True))
+        self.placed, self.step_s = Placed(*columns), np.array(step_s)
+        self.who = np.array(who, np.int64)
+        self.several = self.placed.nodes > 1
+        table = np.array(grown).reshape(-1, 3)
+        self.grower, self.growing, self.growth = (
+            table[:, 0].astype(np.int64),
+            table[:, 1],
+            table[:, 2],
+        )
+        self.weight, self.growth_weight = np.zeros(len(step_s)), np.zeros(len(grown))
+        for index in range(self.names):
+            mine = self.who == index
+            _weigh(self.weight, mine & self.several, AS_MANY[0], STEP_SPREAD)
+            _weigh(self.weight, mine & ~self.several, AS_MANY[1], NODE_STEP_SPREAD)
+            _weigh(self.growth_weight, self.grower == index, AS_MANY_GROWTHS, GROWTH_SPREAD)
 
-    def own(self, point: Floats) -> tuple[Floats, Floats, Floats]:
-        """Logarithms of each DNN's scales on one node and on the network; its contention."""
-        node, beyond, contention = point[len(PRIORS) :].reshape(3, self.names)
-        return node, CARRIED * node + beyond, contention
+    def traits(self, point: Floats) -> dict[str, Floats]:
+        """What is peculiar to each DNN, by name of the trait."""
+        fitted = dict(zip(TRAITS, point.reshape(len(TRAITS), self.names), strict=True))
+        found = {
+            name: np.array([prior.from_fit(float(value)) for value in fitted[name]])
+            for name, prior in TRAITS.items()
+        }
+        found["network"] = found["network"] * found["node"] ** self.carried
+        return found
+
+    def misses(self, given: dict[str, float], point: Floats) -> tuple[Floats, Floats]:
+        """Logarithms of predicted over measured steps, and how much of each is the exchange."""
+        own = Own(**{name: values[self.who] for name, values in self.traits(point).items()})
+        found, share = placements.predicted_s(given, self.placed, own)
+        return np.log(found / self.step_s), share
+
+    def growth_misses(self, point: Floats) -> Floats:
+        """The same of how computing grows on a node."""
+        contention = self.traits(point)["contention"][self.grower]
+        return np.asarray(np.log(placements.shared(self.growing, contention) / self.growth))
+
+    def residuals(self, given: dict[str, float], point: Floats) -> Floats:
+        """Weighted misses, and how far traits are from those of most DNNs."""
+        misses, _ = self.misses(given, point)
+        return np.concatenate(
+            [
+                self.weight * misses,
+                self.growth_weight * self.growth_misses(point),
+                (point - self.usual) / self.spread,
+            ]
+        )
+
+    def fitted_traits(self, given: dict[str, float]) -> Floats:
+        """The most likely traits on a cluster that is known."""
+        return _least(lambda point: self.residuals(given, point), self.usual, self.spread)
+
+    def fitted(self, priors: Mapping[str, Prior]) -> tuple[dict[str, float], Floats]:
+        """The most likely parameters and traits, these on the scales of a fit."""
+        usual = np.array([prior.to_fit(prior.value) for prior in priors.values()])
+        spread = np.array([prior.spread for prior in priors.values()])
+        count = len(usual)
+
+        def residuals(point: Floats) -> Floats:
+            own = self.residuals(placements.parameters(point[:count]), point[count:])
+            return np.concatenate([own, (point[:count] - usual) / spread])
+
+        start, spreads = (
+            np.concatenate(each) for each in ((usual, self.usual), (spread, self.spread))
+        )
+        found = _least(residuals, start, spreads)
+        return placements.parameters(found[:count]), found[count:]
 
     def scales(self, point: Floats) -> list[Scale]:
         """How each DNN differs from others."""
         found = []
-        for index, (node, network, contention) in enumerate(zip(*self.own(point), strict=True)):
-            several = bool((self.several & (self.who == index)).any())
-            known: Literal["nodes", "node", "device"] = "nodes" if several else "node"
-            if not (self.who == index).any():
-                known = "device"
-            found.append(
-                Scale(
-                    _rounded(math.exp(node)),
-                    _rounded(math.exp(network)),
-                    _rounded(float(contention)),
-                    known,
-                )
-            )
+        traits = self.traits(point)
+        for index in range(self.names):
+            own = self.who == index
+            known: Literal["nodes", "node", "device"] = "device"
+            if own.any():
+                known = "nodes" if (self.several & own).any() else "node"
+            values = {name: _rounded(float(each[index])) for name, each in traits.items()}
+            found.append(Scale(**values, known=known))
         return found
 
-    def misses(self, point: Floats) -> tuple[Floats, Floats]:
-        """Logarithms of predicted over measured steps, and how much of each is the exchange."""
-        node, network, contention = self.own(point)
-        who = self.who
-        own = Own(np.exp(node)[who], np.exp(network)[who], contention[who])
-        found, share = placements.predicted_s(placements.parameters(point), self.placed, own)
-        return np.log(found / self.step_s), share
-
-    def fitted(self, priors: Mapping[str, Prior]) -> Floats:
-        """The most likely parameters and scales, on the scales of a fit."""
-        from scipy.optimize import least_squares
-
-        usual = [prior.to_fit(prior.value) for prior in priors.values()]
-        common = [prior.spread for prior in priors.values()]
-        start = np.concatenate([usual, np.zeros(3 * self.names)])
-        each = (NODE_SPREAD, NETWORK_SPREAD, CONTENTION_SPREAD)
-        spread = np.concatenate([common, np.repeat(each, self.names)])
-
-        def residuals(point: Floats) -> Floats:
-            misses, _ = self.misses(point)
-            return np.concatenate([self.weight * misses, (point - start) / spread])
-
-        found = least_squares(
-            residuals, start, loss="soft_l1", x_scale=spread, diff_step=1e-4, max_nfev=60
-        )
-        return np.asarray(found.x)
-
-    def spreads(self, point: Floats) -> Spreads:
+    def spreads(self, given: dict[str, float], point: Floats) -> Spreads:
         """What the fit leaves open."""
-        misses, share = self.misses(point)
+        misses, share = self.misses(given, point)
         several, size = self.several, np.abs(misses)
         least = several & (share <= np.median(share[several])) if several.any() else several
         most = several & ~least
-        step = max(LEAST_SPREAD, _spread(size[least]))
+        step = max(LEAST_SPREAD, self._of_another(size, least))
         excess = np.maximum(size[most] ** 2 - (WIDTH * step) ** 2, 0.0)
         exchange = max(LEAST_SPREAD, _spread(np.sqrt(excess) / np.maximum(share[most], 0.1)))
-        node, network, contention = self.own(point)
+        traits = self.traits(point)
+        node, network = np.log(traits["node"]), np.log(traits["network"])
+        of_node, beyond = TRAITS["node"].spread, TRAITS["network"].spread
         run = np.array([bool((several & (self.who == i)).any()) for i in range(self.names)])
-        growth = _spread(size[~several])
+        growth = _spread(np.abs(self.growth_misses(point)))
         return Spreads(
             step=_rounded(step),
             exchange=_rounded(exchange),
-            node=_rounded(_among(node, NODE_SPREAD)),
-            carried=_rounded(_among((network - CARRIED * node)[run], NETWORK_SPREAD)),
-            network=_rounded(
-                _among(network[run], math.hypot(NETWORK_SPREAD, CARRIED * NODE_SPREAD))
-            ),
+            node=_rounded(_among(node, of_node)),
+            carried=_rounded(_among((network - CARRIED * node)[run], beyond)),
+            network=_rounded(_among(network[run], math.hypot(beyond, CARRIED * of_node))),
             growth=_rounded(max(growth, LEAST_SPREAD) if growth else UNSEEN_GROWTH),
-            contention=_rounded(_among(contention, CONTENTION_SPREAD)),
+            contention=_rounded(_among(traits["contention"], TRAITS["contention"].spread)),
         )
+
+    def _of_another(self, size: Floats, chosen: NDArray[np.bool_]) -> float:
+        """Spread of the chosen misses for one more DNN, each of those at hand counting once."""
+        found = [_spread(size[chosen & (self.who == index)]) for index in range(self.names)]
+        found = [spread for spread in found if spread]
+        return math.sqrt(sum(spread**2 for spread in found) * (1 + len(found))) / max(len(found), 1)
+
+
+def _weigh(weight: Floats, chosen: NDArray[np.bool_], many: int, spread: float) -> None:
+    """Let the chosen count as so many, each with such a spread."""
+    if chosen.any():
+        weight[chosen] = math.sqrt(many / chosen.sum()) / spread
+
+
+def _least(residuals: Callable[[Floats], Floats], start: Floats, spread: Floats) -> Floats:
+    """Where soft squares of residuals are least."""
+    from scipy.optimize import least_squares
+
+    found = least_squares(
+        residuals, start, loss="soft_l1", x_scale=spread, diff_step=1e-4, max_nfev=60
+    )
+    return np.asarray(found.x)
 
 
 def _own_scale(fit: DataParallelFit, training: Training) -> Scale:
     """How a DNN differs from others, from its steps on one node."""
-    from scipy.optimize import least_squares
-
-    steps = [s for s in training.steps if len(s.devices) == 1 and s.devices[0] > 1]
-    if not steps:
+    steps = tuple(step for step in training.steps if len(step.devices) == 1)
+    if all(step.devices == (1,) for step in steps):
         return Scale()
-    wanted = [(step.devices, step.batch_size) for step in steps]
-    placed = OneNode(training).placed(wanted, alone=True)
-    measured = np.array([step.step_s for step in steps])
-    weight = math.sqrt(AS_MANY[1] / len(steps)) / GROWTH_SPREAD
-    spread = np.array([NODE_SPREAD, CONTENTION_SPREAD])
-
-    def scale(point: Floats) -> Scale:
-        own = float(point[0])
-        return Scale(math.exp(own), math.exp(CARRIED * own), float(point[1]), "node")
-
-    def residuals(point: Floats) -> Floats:
-        own = scale(point).of(len(steps))
-        found, _ = placements.predicted_s(fit.parameters, placed, own)
-        return np.concatenate([weight * np.log(found / measured), point / spread])
-
-    start = np.zeros(2)
-    return scale(least_squares(residuals, start, loss="soft_l1", diff_step=1e-4).x)
-
-
-def _stall(trainings: Sequence[Training]) -> float:
-    """How much of the fullest node's computing shows on a first node that is less full."""
-    shown, full = [], []
-    for training in trainings:
-        table = OneNode(training)
-        for step in training.steps:
-            if max(step.devices) > step.devices[0] and step.waiting_s < step.step_s:
-                own = table.computing_s(step.devices[0], step.batch_size)
-                most = table.computing_s(max(step.devices), step.batch_size)
-                if own and most:
-                    shown.append(math.log((step.step_s - step.waiting_s) / own))
-                    full.append(math.log(most / own))
-    x, y = np.array(full), np.array(shown)
-    if not (x**2).sum() > 0.0:
-        return 0.0
-    return _rounded(float(np.clip((x @ y) / (x @ x), 0.0, 1.0)))
+    told = _Told([msgspec.structs.replace(training, steps=steps)], fit.carried_fraction)
+    return told.scales(told.fitted_traits(fit.parameters))[0]
 
 
 def _columns(placed: Placed) -> tuple[Floats, ...]:

@@ -2,30 +2,31 @@ r"""Step of data-parallel training by where its devices are: a formula with few 
 
 *n* devices on *N* nodes, *k* of them on the fullest one, exchange gradients of *M* bytes in
 
-.. math:: R_{node} = (n - 1) l + u_i \beta_i r(k) M,
-   \quad R = (n - 1) l + u \beta \pi_N r(N) (n / N)^q M,
-   \quad r(x) = 2 (x - 1) / x
+.. math:: R_{node} = (n - 1) l + u_i \beta_i r(n) M,
+   \quad R = (n - 1) l + u \beta \pi_N r(n) (n / N)^q M,
+   \quad r(n) = 2 (n - 1) / n
 
-seconds, the first on one node, the second on several: steps and bytes of a ring (Thakur,
-Rabenseifner, Gropp, IJHPCA 19, 2005, section 4.5) between devices of a node, or between nodes whose
-devices share what a node has for its network. Two nodes have but one path between them:
-:math:`\pi_2` is more than 1. *u* says how much more or less the bytes of one DNN take than those
-of others, and *M* stands for :math:`M (M / 100 MB)^s`. A step that computes for *C* seconds lasts
+seconds, the first on one node, the second on several: steps and bytes of a ring of all devices
+(Thakur, Rabenseifner, Gropp, IJHPCA 19, 2005, section 4.5) of which the slowest link counts: that
+between devices of a node, or that between nodes. Two nodes have but one path between them:
+:math:`\pi_2` is more than 1. *q* is for what devices of a node share beyond the link. *u* says how
+much more or less the bytes of one DNN take than those of others. A step that computes for *C*
+seconds lasts
 
 .. math:: T = (1 - h o) C + ((h o C)^g + R^g)^{1/g}
 
 The part *h* of computing is what an exchange can hide behind, *g* how well it does (Qiao and
 others, "Pollux", OSDI 2021, eq. 12). *o* is that part of backward that is left once gradients are
 ready: nearly none if they are those of an embedding of the input. Computing grows with devices that
-share a node by *1 + c (1 - 1 / k)*, where *c* differs among DNNs as well, and with the expected
-largest of *n* factors of which each varies by *v*.
+share a node by *1 + c (1 - 1 / k)*, and with the expected largest of *n* factors of which each
+varies by *v*. The links (*l*, beta, pi, *q*) are of the cluster, all else is of the DNN.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -36,14 +37,11 @@ from perfmodel.overlap import blend
 
 Floats = NDArray[np.float64]
 
-ROUNDS = 12
-"""Of Newton's method for computing; it comes from above, to all digits in less than ten."""
+SHARPNESS = 4.0
+"""Exponent *g*: with 4, the exchange hides well but where both take about as long."""
 
 LEAST_PART = 0.2
-"""Of a step on one node, that is computing in any case."""
-
-USUAL_BYTES = 1e8
-"""Size of gradients at which the size exponent changes nothing."""
+"""Of computing on one device, that is left of it in any company."""
 
 SMALL = 0.01
 """Variation at which the expected largest factor is taken, as it grows in proportion to it."""
@@ -81,15 +79,21 @@ PRIORS: dict[str, Prior] = {
     "pair_factor": Prior("", 1.35, 0.2),
     # between devices of a node through its memory, 1 to 10 GB/s; NVLink far less
     "node_s_per_byte": Prior("s", 0.8e-9, 1.0),
-    "sharing_exponent": Prior("", 0.3, 0.4),
-    # backward is about two thirds of a step, and its first gradients take a while
-    "hidden_fraction": Prior("", 0.55, 0.3, "logit"),
-    "sharpness": Prior("", 4.0, 0.3),
-    "contention": Prior("", 0.03, 0.1, "linear"),
-    "variation": Prior("", 0.03, 1.0),
-    "size_exponent": Prior("", 0.0, 0.1, "linear"),
+    "sharing_exponent": Prior("", 0.0, 0.15, "linear"),
 }
 """Parameters that all DNNs on a cluster have in common, in the order of a fit."""
+
+TRAITS: dict[str, Prior] = {
+    "node": Prior("", 1.0, 0.4),
+    # beyond what of its bytes on one node is carried over
+    "network": Prior("", 1.0, 0.15),
+    "contention": Prior("", 0.0, 0.15, "linear"),
+    # backward is about two thirds of a step, and its first gradients take a while
+    "hidden_fraction": Prior("", 0.55, 0.7, "logit"),
+    "variation": Prior("", 0.03, 1.0),
+}
+"""What is peculiar to a DNN, in the order of a fit. The spreads are of the size that DNNs differ by
+on two clusters of others."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Placed:
     ----------
     nodes, devices, fullest : *N*, *n* and *k*.
     gradient_bytes, overlap : *M* and *o*.
-    base_s, base : a measured step of the same batch on one node, and on how many devices of it.
+    base_s, base : measured computing of the same batch on one node, and on how many devices of it.
     """
 
     nodes: Floats
@@ -119,17 +123,19 @@ class Own:
     Attributes
     ----------
     node, network : *u_i* and *u*.
-    contention : added to *c*.
+    contention, hidden_fraction, variation : *c*, *h* and *v*.
     """
 
     node: Floats
     network: Floats
     contention: Floats
+    hidden_fraction: Floats
+    variation: Floats
 
 
 def parameters(point: Floats) -> dict[str, float]:
     """Parameters by name from a point on the scales of a fit."""
-    given = zip(PRIORS.items(), point, strict=False)
+    given = zip(PRIORS.items(), point, strict=True)
     return {name: prior.from_fit(float(value)) for (name, prior), value in given}
 
 
@@ -138,7 +144,7 @@ def ring(participants: Floats) -> Floats:
     return 2.0 * (participants - 1.0) / participants
 
 
-def waiting(devices: Floats, variation: float) -> Floats:
+def waiting(devices: Floats, variation: Floats) -> Floats:
     """Expected largest of so many factors with mean 1."""
     counts, where = np.unique(devices, return_inverse=True)
     return np.asarray(1.0 + variation * np.array([_largest(int(n)) for n in counts])[where])
@@ -154,56 +160,37 @@ def exchange_s(given: dict[str, float], placed: Placed, own: Own) -> Floats:
     """Seconds *R* of an exchange."""
     between = (
         given["network_s_per_byte"]
-        * ring(placed.nodes)
         * np.where(placed.nodes == 2, given["pair_factor"], 1.0)
         * (placed.devices / placed.nodes) ** given["sharing_exponent"]
     )
-    within = given["node_s_per_byte"] * ring(placed.fullest)
+    within = given["node_s_per_byte"]
     per_byte = np.where(placed.nodes > 1, own.network * between, own.node * within)
-    size = (placed.gradient_bytes / USUAL_BYTES) ** given["size_exponent"]
     startup = given["latency_s"] * (placed.devices - 1.0)
-    return np.asarray(startup + per_byte * size * placed.gradient_bytes)
+    return np.asarray(startup + per_byte * ring(placed.devices) * placed.gradient_bytes)
 
 
-def step_s(given: dict[str, float], compute: Floats, exchange: Floats, overlap: Floats) -> Floats:
-    """Seconds *T* of steps that compute and exchange so long."""
-    hiding = given["hidden_fraction"] * overlap * compute
-    return np.asarray(compute - hiding + blend(hiding, exchange, given["sharpness"]))
+def step_s(compute: Floats, exchange: Floats, hidden: Floats) -> Floats:
+    """Seconds *T* of steps that compute and exchange so long, of which the part *h o* can hide."""
+    hiding = hidden * compute
+    return np.asarray(compute - hiding + blend(hiding, exchange, SHARPNESS))
 
 
-def compute_s(given: dict[str, float], placed: Placed, own: Own) -> Floats:
-    """Seconds *C* of computing on the fullest node, from the measured step on one node."""
-    one = np.ones_like(placed.base)
-    alone = replace(placed, nodes=one, devices=placed.base, fullest=placed.base)
-    within = exchange_s(given, alone, own)
-    part, sharpness = given["hidden_fraction"] * placed.overlap, given["sharpness"]
-    found = placed.base_s
-    for _ in range(ROUNDS):
-        found = np.maximum(found, LEAST_PART * placed.base_s)
-        hiding = part * found
-        both = blend(hiding, within, sharpness)
-        slope = (
-            1.0
-            - part
-            + part * np.divide(hiding, both, where=both > 0.0, out=one.copy()) ** (sharpness - 1.0)
-        )
-        found = found - (found - hiding + both - placed.base_s) / slope
-    found = np.maximum(found, LEAST_PART * placed.base_s)
-    found = found * shared(given, placed.fullest, own) / shared(given, placed.base, own)
-    variation = given["variation"]
-    return np.asarray(found * waiting(placed.devices, variation) / waiting(placed.base, variation))
+def compute_s(placed: Placed, own: Own) -> Floats:
+    """Seconds *C* of the slowest device, from computing measured on one node."""
+    grown = shared(placed.fullest, own.contention) / shared(placed.base, own.contention)
+    return np.asarray(placed.base_s * grown * waiting(placed.devices, own.variation))
 
 
-def shared(given: dict[str, float], devices: Floats, own: Own) -> Floats:
+def shared(devices: Floats, contention: Floats) -> Floats:
     """Factor of computing on a node that so many devices share."""
-    contention = given["contention"] + own.contention
     return np.asarray(np.maximum(1.0 + contention * (1.0 - 1.0 / devices), LEAST_PART))
 
 
 def predicted_s(given: dict[str, float], placed: Placed, own: Own) -> tuple[Floats, Floats]:
     """Seconds of steps, and how much of a change of the exchange reaches them (elasticity)."""
-    computing = compute_s(given, placed, own)
+    computing = compute_s(placed, own)
     exchange = exchange_s(given, placed, own)
-    step = step_s(given, computing, exchange, placed.overlap)
-    more = step_s(given, computing, exchange * (1.0 + SMALL), placed.overlap)
+    hidden = own.hidden_fraction * placed.overlap
+    step = step_s(computing, exchange, hidden)
+    more = step_s(computing, exchange * (1.0 + SMALL), hidden)
     return step, np.asarray(np.log(more / step) / math.log1p(SMALL))

@@ -15,6 +15,9 @@ from perfmodel.scaling import at_batch_size
 TENSORS = 100
 """Parameter tensors of a DNN, for what batches cost that were not measured."""
 
+LEAST_PART = 0.01
+"""Of a step, that is computing in any case."""
+
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A measured step: ``devices`` on each node, samples per device, seconds.
@@ -26,6 +29,11 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_size: int
     step_s: float
     waiting_s: float = 0.0
+
+    @property
+    def computing_s(self) -> float:
+        """The other part; never nothing."""
+        return max(self.step_s - self.waiting_s, LEAST_PART * self.step_s)
 
     def __post_init__(self) -> None:
         check_devices(self.devices)
@@ -58,12 +66,16 @@ class OneNode:
 
     def __init__(self, training: Training) -> None:
         self._training = training
+        self.tells_waiting = any(
+            step.waiting_s > 0.0 and len(step.devices) == 1 < step.devices[0]
+            for step in training.steps
+        )
         self._seconds: dict[tuple[int, bool], dict[int, float]] = {}
         found: dict[tuple[int, bool], dict[int, list[float]]] = {}
         for step in training.steps:
             if len(step.devices) == 1:
                 for waiting in (True, False):
-                    seconds = step.step_s - (0.0 if waiting else step.waiting_s)
+                    seconds = step.step_s if waiting else step.computing_s
                     sizes = found.setdefault((step.devices[0], waiting), {})
                     sizes.setdefault(step.batch_size, []).append(seconds)
         for key, sizes in found.items():
@@ -87,6 +99,18 @@ class OneNode:
             return float(found[0])
         return seconds[batch_size]
 
+    def growths(self) -> list[tuple[int, float]]:
+        """Devices of a node, and how many times longer one of them computes than one alone."""
+        if not self.tells_waiting:
+            return []
+        return [
+            (devices, seconds / alone)
+            for (devices, waiting), sizes in self._seconds.items()
+            if devices > 1 and not waiting
+            for size, seconds in sizes.items()
+            if (alone := self.computing_s(1, size)) is not None
+        ]
+
     def beyond(self, batch_size: int) -> float:
         """Doublings from the nearest batch that was measured on one device; 0 between them."""
         sizes = self._seconds[1, True]
@@ -94,14 +118,19 @@ class OneNode:
             return 0.0
         return math.log2(max(batch_size / max(sizes), min(sizes) / batch_size))
 
-    def placed(
-        self, wanted: Iterable[tuple[tuple[int, ...], int]], *, alone: bool = False
-    ) -> Placed:
-        """Placements and batches; ``alone``: resting on the step on one device in any case."""
+    def placed(self, wanted: Iterable[tuple[tuple[int, ...], int]]) -> Placed:
+        """Placements and batches, resting on computing of as many devices as the fullest node has.
+
+        On that of one device, where none was measured or nobody said how much of it is waiting.
+        """
         rows = []
         for devices, batch in wanted:
-            base = 1 if alone or self.step_s(max(devices), batch) is None else max(devices)
-            rows.append((len(devices), sum(devices), max(devices), self.step_s(base, batch), base))
+            base = max(devices)
+            if not self.tells_waiting or self.computing_s(base, batch) is None:
+                base = 1
+            rows.append(
+                (len(devices), sum(devices), max(devices), self.computing_s(base, batch), base)
+            )
         values = np.array(rows, float).reshape(-1, 5)
         training, ones = self._training, np.ones(len(values))
         return Placed(
@@ -113,6 +142,24 @@ class OneNode:
             values[:, 3],
             values[:, 4],
         )
+
+
+def stall_fraction(trainings: Iterable[Training]) -> float:
+    """How much of the fullest node's computing shows on a first node that is less full."""
+    shown, full = [], []
+    for training in trainings:
+        table = OneNode(training)
+        for step in training.steps:
+            if max(step.devices) > step.devices[0]:
+                own = table.computing_s(step.devices[0], step.batch_size)
+                most = table.computing_s(max(step.devices), step.batch_size)
+                if own and most:
+                    shown.append(math.log(step.computing_s / own))
+                    full.append(math.log(most / own))
+    x, y = np.array(full), np.array(shown)
+    if not (x**2).sum() > 0.0:
+        return 0.0
+    return float(f"{float(np.clip((x @ y) / (x @ x), 0.0, 1.0)):.6g}")
 
 
 def check_devices(devices: tuple[int, ...]) -> None:
