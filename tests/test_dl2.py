@@ -7,6 +7,7 @@ not at hand.
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import math
 import os
@@ -20,12 +21,8 @@ import pytest
 from benchmarks.accuracy import dl2, fitted
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
-from perfmodel.calibration.synchronous_server import (
-    SynchronousFit,
-    SynchronousModel,
-    SynchronousRun,
-    fit_synchronous_server,
-)
+from perfmodel.calibration.synchronous_model import SynchronousModel, SynchronousRun
+from perfmodel.calibration.synchronous_server import SynchronousFit, fit_synchronous_server
 
 FOLDER = Path(
     os.environ.get(
@@ -56,22 +53,32 @@ class Truth(msgspec.Struct, frozen=True):
     update_s: float
     worker_s: float
     hot: float
+    overlap: float = 0.5
     wait_s: float = 0.05
     batch_size: float = 64.0
 
     def computing_s(self, workers: int, batch: float = 1.0) -> float:
         return self.compute_s * (1 - self.divisible + self.divisible * batch / workers)
 
-    def step_s(self, workers: int, servers: int, batch: float = 1.0) -> float:
-        waiting_s = self.wait_s * (workers - 1) / (workers + 1)
+    def serving_s(self, workers: int, servers: int) -> float:
         share = self.hot + (1 - self.hot) / servers
-        serving_s = (self.update_s + self.worker_s * workers) * share
-        return self.computing_s(workers, batch) + waiting_s + serving_s
+        return (self.update_s + self.worker_s * workers) * share
+
+    def step_s(self, workers: int, servers: int, batch: float = 1.0) -> float:
+        computing_s, serving_s = self.computing_s(workers, batch), self.serving_s(workers, servers)
+        power = 1 / (1 - self.overlap)
+        waiting_s = self.wait_s * (workers - 1) / (workers + 1)
+        return math.pow(computing_s**power + serving_s**power, 1 / power) + waiting_s
 
     def run(self, workers: int, servers: int, factor: float = 1.0) -> SynchronousRun:
-        step_s = factor * self.step_s(workers, servers)
-        busy_s = 0.95 * CORES * self.computing_s(workers)
-        return SynchronousRun(workers, servers, step_s, self.batch_size, busy_s)
+        return SynchronousRun(
+            workers=workers,
+            servers=servers,
+            step_s=factor * self.step_s(workers, servers),
+            batch_size=self.batch_size,
+            worker_cpu_s=0.95 * CORES * self.computing_s(workers),
+            server_cpu_s=CORES * self.serving_s(workers, 1) if servers == 1 else None,
+        )
 
     def model(self, runs: Iterable[tuple[int, int]], factors: Iterable[float]) -> SynchronousModel:
         return SynchronousModel(
@@ -84,16 +91,20 @@ class Truth(msgspec.Struct, frozen=True):
 
 
 TRUTHS = (
-    Truth("convolutional", 100e6, 0.5, 0.3, 0.7, 0.35, 0.02),
-    Truth("inception", 40e6, 0.6, 0.5, 0.15, 0.16, 0.05),
-    Truth("language", 20e6, 0.2, 0.3, 0.4, 0.12, 0.15),
-    Truth("text", 24e6, 0.7, 0.5, 0.1, 0.1, 0.05),
+    Truth("convolutional", 100e6, 0.5, 0.3, 0.7, 0.30, 0.05, 0.6),
+    Truth("inception", 40e6, 0.6, 0.5, 0.35, 0.16, 0.15, 0.7),
+    Truth("language", 20e6, 0.2, 0.3, 0.4, 0.12, 0.15, 0.3),
+    Truth("text", 24e6, 0.7, 0.5, 0.1, 0.1, 0.10, 0.4),
 )
-EDGES = ((1, 1), (3, 1), (5, 1), (7, 1), (1, 3), (1, 5), (2, 2), (2, 3))
+EDGES = (
+    *((1, 1), (3, 1), (5, 1), (7, 1), (1, 3), (1, 5)),
+    *((2, 2), (2, 3), (4, 2), (3, 3)),
+)
 INSIDE = tuple(itertools.product((3, 5, 7), (3, 5, 7, 11)))
 
 
-def exactly(truths: Iterable[Truth] = TRUTHS) -> SynchronousFit:
+@functools.cache
+def exactly(truths: tuple[Truth, ...] = TRUTHS) -> SynchronousFit:
     return fit_synchronous_server([t.model(EDGES, itertools.repeat(1.0)) for t in truths])
 
 
@@ -106,13 +117,44 @@ def misses(fit: SynchronousFit, truths: Iterable[Truth] = TRUTHS) -> list[float]
 def test_larger_runs_follow_from_smaller_ones() -> None:
     sizes = np.abs(misses(exactly()))
     assert np.median(sizes) < 0.03
-    assert sizes.max() < 0.12
+    assert sizes.max() < 0.15
+
+
+def test_what_goes_on_at_the_same_time_is_seen() -> None:
+    # canary: the same runs, but one thing after the other
+    after = tuple(msgspec.structs.replace(t, overlap=0.0) for t in TRUTHS)
+    during = tuple(msgspec.structs.replace(t, overlap=0.9) for t in TRUTHS)
+    fits = exactly(after), exactly(during)
+    for t in TRUTHS:
+        little, much = (fit.predict(t.name, 3, 3) for fit in fits)
+        assert little.hidden_s < 0.2 * much.hidden_s
+    assert np.median(np.abs(misses(fits[0], during))) > 0.1
+    assert np.median(np.abs(misses(fits[1], during))) < 0.05
+
+
+def test_a_number_of_servers_has_its_own_luck() -> None:
+    """Three servers are 20 % slower than the hash of tensors usually has them."""
+
+    def off(unlucky: int) -> float:
+        """How far ten workers with three servers are off, when others show the luck of some."""
+        models = []
+        for t in TRUTHS:
+            seen = (*EDGES, (5, 3), (7, 3), (5, 2), (7, 2))
+            factors = [1.2 if servers == unlucky else 1.0 for _, servers in seen]
+            models.append(t.model(seen, factors))
+        fit = fit_synchronous_server(models)
+        return float(
+            np.mean([math.log(fit.predict(t.name, 10, 3).step_s / t.step_s(10, 3)) for t in TRUTHS])
+        )
+
+    assert off(3) > 0.08
+    assert abs(off(2)) < 0.05
 
 
 def test_a_hot_server_is_seen() -> None:
     # canary: the same runs, but nothing stays on one server
-    evenly = [msgspec.structs.replace(t, hot=0.0) for t in TRUTHS]
-    hot = [msgspec.structs.replace(t, hot=0.3) for t in TRUTHS]
+    evenly = tuple(msgspec.structs.replace(t, hot=0.0) for t in TRUTHS)
+    hot = tuple(msgspec.structs.replace(t, hot=0.3) for t in TRUTHS)
     fits = exactly(evenly), exactly(hot)
     for t in hot:
         plain, burdened = (fit.predict(t.name, 7, 11).server_s for fit in fits)
@@ -125,26 +167,44 @@ def test_the_parts_are_those_of_the_truth() -> None:
     fit = exactly()
     for t in TRUTHS:
         step = fit.predict(t.name, 7, 7)
-        assert step.step_s == pytest.approx(step.compute_s + step.wait_s + step.server_s)
+        parts = step.compute_s + step.wait_s + step.server_s - step.hidden_s
+        assert step.step_s == pytest.approx(parts)
         assert step.compute_s == pytest.approx(t.computing_s(7), rel=0.05)
 
 
-def test_processor_time_tells_what_shrinks_with_the_share_of_the_batch() -> None:
-    def off(processor: bool) -> float:
-        models = [t.model(EDGES, itertools.repeat(1.0)) for t in TRUTHS]
-        if not processor:
-            models = [
-                msgspec.structs.replace(
-                    one,
-                    runs=tuple(msgspec.structs.replace(r, worker_cpu_s=None) for r in one.runs),
-                )
-                for one in models
-            ]
-        fit = fit_synchronous_server(models)
+def test_processor_time_of_workers_tells_what_shrinks_with_the_share_of_the_batch() -> None:
+    def off(known: bool) -> float:
+        fit = exactly() if known else fit_synchronous_server(without_processor_time())
         wrong = [math.log(fit.predict(t.name, 7, 7).compute_s / t.computing_s(7)) for t in TRUTHS]
         return float(np.abs(wrong).mean())
 
-    assert off(processor=True) < 0.5 * off(processor=False)
+    assert off(known=True) < 0.5 * off(known=False)
+
+
+def test_processor_time_of_a_server_tells_what_it_does() -> None:
+    def off(known: bool) -> float:
+        """How far the server's work is off, from one run of each model."""
+        others = exactly(TRUTHS[1:])
+        new = TRUTHS[0].model([(1, 1)], [1.0])
+        if not known:
+            runs = tuple(msgspec.structs.replace(run, server_cpu_s=None) for run in new.runs)
+            new = msgspec.structs.replace(new, runs=runs)
+        found = others.for_model(new).predict(new.name, 1, 1).server_s
+        return abs(math.log(found / TRUTHS[0].serving_s(1, 1)))
+
+    assert off(known=True) < 0.05
+    assert off(known=True) < 0.5 * off(known=False)
+
+
+def without_processor_time() -> list[SynchronousModel]:
+    """The models, of whose runs nobody measured that of the workers."""
+    models = [t.model(EDGES, itertools.repeat(1.0)) for t in TRUTHS]
+    return [
+        msgspec.structs.replace(
+            one, runs=tuple(msgspec.structs.replace(r, worker_cpu_s=None) for r in one.runs)
+        )
+        for one in models
+    ]
 
 
 def test_another_batch_size_changes_the_part_that_shrinks() -> None:
@@ -152,20 +212,20 @@ def test_another_batch_size_changes_the_part_that_shrinks() -> None:
     for t in TRUTHS:
         double = fit.predict(t.name, 3, 3, batch_size=2 * t.batch_size)
         assert double.step_s == pytest.approx(t.step_s(3, 3, batch=2.0), rel=0.1)
-        assert double.step_s > 1.03 * fit.predict(t.name, 3, 3).step_s
+        assert double.step_s > 1.02 * fit.predict(t.name, 3, 3).step_s
         assert fit.predict(t.name, 3, 3, t.batch_size) == fit.predict(t.name, 3, 3)
 
 
 def test_intervals_hold_nine_of_ten_runs() -> None:
     inside = []
-    for seed in range(6):
+    for seed in range(4):
         generator = np.random.Generator(np.random.Philox(seed))
-        models = [t.model(EDGES, np.exp(0.06 * generator.standard_normal(8))) for t in TRUTHS]
+        models = [t.model(EDGES, np.exp(0.05 * generator.standard_normal(10))) for t in TRUTHS]
         fit = fit_synchronous_server(models)
         for t, (w, p) in itertools.product(TRUTHS, INSIDE):
             step = fit.predict(t.name, w, p)
             low, high = step.uncertainty.interval(step.step_s)
-            measured = t.step_s(w, p) * math.exp(0.06 * generator.standard_normal())
+            measured = t.step_s(w, p) * math.exp(0.05 * generator.standard_normal())
             inside.append(low < measured < high)
     assert 0.85 <= np.mean(inside) <= 0.99
 
@@ -208,8 +268,9 @@ def test_one_run_that_went_wrong_is_not_followed() -> None:
         fit = fit_synchronous_server([first.model(EDGES, factors), *models])
         return float(np.median(np.abs(misses(fit, [first]))))
 
-    assert off([1.0] * 7 + [2.0]) < 0.25
-    assert off([2.0] * 8) > 0.6
+    for wrong in (5, 9):
+        assert off([2.0 if k == wrong else 1.0 for k in range(len(EDGES))]) < 0.2
+    assert off([2.0] * len(EDGES)) > 0.6
 
 
 def test_notes_say_what_was_not_run() -> None:
@@ -268,6 +329,9 @@ def rows_of(truth: Truth, name: str = "") -> list[dict[str, str]]:
             "worker_cpu_mean": repr(
                 0.95 * CORES * truth.computing_s(workers) / truth.step_s(workers, servers)
             ),
+            "ps_cpu_mean": repr(CORES * truth.serving_s(workers, 1) / truth.step_s(workers, 1))
+            if servers == 1
+            else "2.0",
         }
         for workers, servers in GRID
     ]
@@ -294,14 +358,28 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def write_folder(path: Path, found: Iterable[dict[str, str]]) -> None:
+    write(path / SPEEDS, found)
+    write(path / PROFILES, [profile_of(t) for t in TRUTHS])
+
+
+@pytest.fixture(scope="module")
+def made_up_entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dl2.Entry]:
+    """Fits to made-up runs of known models."""
+    path = tmp_path_factory.mktemp("made_up")
+    write_folder(path, [row for t in TRUTHS for row in rows_of(t)])
+    return dl2.entries_of(path)
+
+
 @pytest.fixture
-def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of made-up runs of known models, to which the fits are made, kept elsewhere."""
+def made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_up_entries: dict[str, dl2.Entry]
+) -> Path:
+    """A folder of the made-up runs, and their fits in place of those that are kept."""
     (tmp_path / "fitted").mkdir()
     monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
-    write(tmp_path / SPEEDS, [row for t in TRUTHS for row in rows_of(t)])
-    write(tmp_path / PROFILES, [profile_of(t) for t in TRUTHS])
-    dl2.fit(tmp_path)
+    fitted.write("dl2", made_up_entries)
+    write_folder(tmp_path, [row for t in TRUTHS for row in rows_of(t)])
     return tmp_path
 
 
@@ -344,7 +422,7 @@ def test_other_dnns_orders_and_columns(
     more += [rows_of(new, "waiting")[0] | {"sync_mode": "dist_async"}]
     more += [rows_of(TRUTHS[1])[3] | {"speed_min_worker": "0"}]
     more += [rows_of(TRUTHS[0])[0] | {"num_ps": "16", "num_worker": "12"}]
-    more[0] |= {"worker_cpu_mean": ""}
+    more[0] |= {"worker_cpu_mean": "", "ps_cpu_mean": ""}
     write(other / SPEEDS, [dict(reversed((row | {"extra": "1"}).items())) for row in more])
     write(other / PROFILES, [profile_of(TRUTHS[0]), profile_of(new)])
     found = dl2.cases(other)
@@ -385,6 +463,42 @@ def test_a_dnn_without_its_smallest_run(made_up: Path, tmp_path: Path) -> None:
         dl2.fit(made_up)
 
 
+def alike(one: SynchronousFit, other: SynchronousFit, rel: float) -> bool:
+    """Whether two fits predict the same."""
+    if one.common != pytest.approx(other.common, abs=rel):
+        return False
+    for name, w, p in itertools.product([m.name for m in one.models], (1, 7), (1, 11)):
+        first, second = (fit.predict(name, w, p) for fit in (one, other))
+        if first.step_s != pytest.approx(second.step_s, rel=rel):
+            return False
+        if first.uncertainty.total != pytest.approx(second.uncertainty.total, rel=rel):
+            return False
+    return True
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_what_is_predicted_is_never_fitted_to(
+    tmp_path: Path, made_up_entries: dict[str, dl2.Entry], within: bool
+) -> None:
+    """Runs get twice as fast; only if they are among those calibrated on do the fits change."""
+    name = TRUTHS[0].name
+    few = set(made_up_entries["few"].fit.models[0].runs)
+    changed = []
+    for row in (row for t in TRUTHS for row in rows_of(t)):
+        here = int(row["num_worker"]), int(row["num_ps"]), float(row["total_batch_size"])
+        if row["model"] == name and (here in few) == within:
+            row["speed_sum_samples_per_s"] = str(2.0 * float(row["speed_sum_samples_per_s"]))
+        changed.append(row)
+    write_folder(tmp_path, changed)
+    after = dl2.entries_of(tmp_path)
+    assert alike(after["few"].fit, made_up_entries["few"].fit, rel=1e-4) != within
+    own, other = f"dnn/{name}", f"dnn/{TRUTHS[1].name}"
+    assert alike(after[own].fit, made_up_entries[own].fit, rel=1e-4)
+    assert not alike(after[other].fit, made_up_entries[other].fit, rel=1e-4)
+    terms, again = made_up_entries["few"].five_terms, after["few"].five_terms
+    assert (terms[name] == pytest.approx(again[name])) != within
+
+
 # -- the measured runs -----------------------------------------------------------------------------
 
 
@@ -399,30 +513,13 @@ def test_step_times_are_met(folder: Path) -> None:
         assert few[figure] <= 2 / 3 * five[figure]
     assert few["median"] < 0.2 * few["others"]["ideal scaling"]["median"]
     for split in ("few", "dnn"):
-        assert 0.84 <= groups[f"dl2/{split}"]["coverage90"] <= 0.96
-    assert groups["dl2/dnn"]["median"] < 0.20
+        assert 0.85 <= groups[f"dl2/{split}"]["coverage90"] <= 0.96
+    assert groups["dl2/dnn"]["median"] < 0.12
+    assert groups["dl2/dnn"]["p90"] < 0.35
 
 
-@pytest.fixture(scope="module")
-def entries(folder: Path) -> dict[str, dl2.Entry]:
-    """Fits to the runs, made anew."""
-    return dl2.entries_of(folder)
-
-
-def alike(one: SynchronousFit, other: SynchronousFit, rel: float) -> bool:
-    """Whether two fits predict the same."""
-    if one.common != pytest.approx(other.common, rel=rel):
-        return False
-    for name, w, p in itertools.product([m.name for m in one.models], (1, 7), (1, 11)):
-        first, second = (fit.predict(name, w, p) for fit in (one, other))
-        if first.step_s != pytest.approx(second.step_s, rel=rel):
-            return False
-        if first.uncertainty.total != pytest.approx(second.uncertainty.total, rel=rel):
-            return False
-    return True
-
-
-def test_the_fits_are_those_of_the_runs(entries: dict[str, dl2.Entry]) -> None:
+def test_the_fits_are_those_of_the_runs(folder: Path) -> None:
+    entries = dl2.entries_of(folder)
     kept = fitted.read("dl2", dl2.Entry)
     assert entries.keys() == kept.keys()
     for name, entry in kept.items():
@@ -430,26 +527,3 @@ def test_the_fits_are_those_of_the_runs(entries: dict[str, dl2.Entry]) -> None:
         assert alike(entries[name].fit, entry.fit, rel=1e-2)
         for dnn, terms in entry.five_terms.items():
             assert entries[name].five_terms[dnn] == pytest.approx(terms, rel=1e-6)
-
-
-@pytest.mark.parametrize("within", [False, True])
-def test_what_is_predicted_is_never_fitted_to(
-    folder: Path, entries: dict[str, dl2.Entry], tmp_path: Path, within: bool
-) -> None:
-    """Runs get twice as fast; only if they are among those calibrated on do the fits change."""
-    name = "resnet-50"
-    few = {run.size for run in dl2.fewest(dl2.read_runs(folder)[name])}
-    changed = []
-    for row in rows(folder / SPEEDS):
-        w, p = int(row["num_worker"]), int(row["num_ps"])
-        if row["model"] == name and ((w * p, w, p) in few) == within:
-            row["speed_sum_samples_per_s"] = str(2.0 * float(row["speed_sum_samples_per_s"]))
-        changed.append(row)
-    write(tmp_path / SPEEDS, changed)
-    (tmp_path / PROFILES).write_bytes((folder / PROFILES).read_bytes())
-    after = dl2.entries_of(tmp_path)
-    assert alike(after["few"].fit, entries["few"].fit, rel=1e-4) != within
-    assert alike(after[f"dnn/{name}"].fit, entries[f"dnn/{name}"].fit, rel=1e-4)
-    assert not alike(after["dnn/wlm"].fit, entries["dnn/wlm"].fit, rel=1e-4)
-    terms, again = entries["few"].five_terms, after["few"].five_terms
-    assert (terms[name] == pytest.approx(again[name])) != within

@@ -67,8 +67,11 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("measuring.data_parallel", "measuring.hooks"),
     ("calibration.statistics",),
     ("calibration.robust",),
-    ("calibration.collectives", "calibration.links"),
-    ("calibration.parameters", "calibration.runs_table"),
+    (
+        *("calibration.collectives", "calibration.links"),
+        *("calibration.asynchronous_model", "calibration.synchronous_model"),
+    ),
+    ("calibration.parameters", "calibration.runs_table", "calibration.asynchronous_fit"),
     ("calibration.likelihood", "calibration.placements"),
     ("calibration.trainings",),
     ("traces.events",),

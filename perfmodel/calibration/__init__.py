@@ -1,16 +1,8 @@
 """From measurements to what predictions need: what a server, a link or a collective really does."""
 
-from perfmodel.calibration.asynchronous_server import (
-    PUBLISHED,
-    Load,
-    Published,
-    Run,
-    Series,
-    ServerFit,
-    Throughput,
-    fit_asynchronous_server,
-    read_fit,
-)
+from perfmodel.calibration.asynchronous_fit import ServerFit, Throughput, read_fit
+from perfmodel.calibration.asynchronous_model import PUBLISHED, Load, Published, Run, Series
+from perfmodel.calibration.asynchronous_server import fit_asynchronous_server
 from perfmodel.calibration.runs import RunsFit, StepTime, fit_runs
 from perfmodel.calibration.runs_table import PastRun, RunsTable, read_runs
 from perfmodel.calibration.series import read_series

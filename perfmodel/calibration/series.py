@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfmodel import tables
-from perfmodel.calibration.asynchronous_server import Run, Series
+from perfmodel.calibration.asynchronous_model import Run, Series
 from perfmodel.errors import InputError
 from perfmodel.profile import Profile
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from perfmodel.calibration.asynchronous_server import ServerFit
+from perfmodel.calibration.asynchronous_fit import ServerFit
 from perfmodel.calibration.statistics import Estimate, Fitted, Residuals, median_interval
 from perfmodel.cluster import Cluster
 from perfmodel.errors import InputError
