@@ -152,7 +152,7 @@ def predict(job: Job, totals: Totals) -> Prediction:
     for name, value in seconds.items():
         causes[found.parts[name].cause] += value / iteration_s
     computing = min(causes.pop("compute", 0.0), 1.0)  # parts may add up to a rounding more
-    idle = _idle(job, found, iteration_s, computing)
+    idle = _idle(job, found, computing)
     busy = {name: float(value) / iteration_s for name, value in found.busy_s.items()}
     communicating = causes.get("network", 0.0) + causes.get("server", 0.0)
     return Prediction(
@@ -177,7 +177,7 @@ def predict(job: Job, totals: Totals) -> Prediction:
     )
 
 
-def _idle(job: Job, found: Phases, iteration_s: float, computing: float) -> tuple[float, ...]:
+def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
     """Idle fraction of each worker."""
     if not job.unequal:
         return (1.0 - computing,) * job.workers
@@ -376,8 +376,11 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
 
 
 def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, NDArray[np.int64]]]:
-    """The job with each number of servers, and the variants that have it: where tensors live
-    depends on it. The same for workers whose speed depends on how many there are."""
+    """The job with each number of servers and workers, and the variants that have these numbers.
+
+    Where tensors live depends on the servers; how fast workers are may depend on how many they are.
+    ``servers`` is taken out of ``axes``.
+    """
     found = [(job, np.arange(size))]
     if "servers" in axes:
         servers = axes.pop("servers")

@@ -89,6 +89,8 @@ LEARNT: Mapping[Kind, Learnt] = {
     Kind("nominal", False): Learnt(0.204, 0.005, 0.145, 71, 32),
     Kind("nominal", True): Learnt(0.204, 0.319, 0.145, 0, 8),
 }
+"""Of the last kind there are no runs: what is always there is that of nominal links, what waiting
+adds that of asynchronous workers."""
 
 
 def kind_of(job: Job) -> Kind:

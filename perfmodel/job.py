@@ -159,7 +159,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         cluster, n = self.cluster, self.workers
         loads = self.workload.data_loading_s > 0.0
         kinds = {
-            (cluster.crowding(node, n), loads and cluster.loading(node, n))
+            (cluster.crowding(node, n), cluster.loading(node, n) if loads else 1.0)
             for node in cluster.samples(n)
         }
         return len(kinds) > 1

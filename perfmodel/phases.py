@@ -73,9 +73,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         return msgspec.structs.replace(self, parts=tuple(tuple(parts[i]) for i in self.index))
 
     def scaled_like(self, without: Layers, times: Quantity) -> Layers:
-        """The same layers to be scaled by ``times``, of what is not in ``without`` nothing.
+        """The layers whose ``times``-fold has only what is in ``without`` ``times``-fold.
 
-        Two workloads' layers may differ in what does not grow with the batch.
+        The rest of backward, such as handing over, does not grow with the batch.
         """
         return msgspec.structs.replace(
             self,

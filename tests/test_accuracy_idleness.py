@@ -22,15 +22,7 @@ from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
-
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-
-
-def measured(name: str) -> Path:
-    folder = DATA / name
-    if not folder.is_dir():
-        pytest.skip(f"the measurements of {name} are not at hand")
-    return folder
+from tests.measured import measured
 
 
 @pytest.fixture
@@ -144,11 +136,9 @@ def write_log(folder: Path, name: str, rows: Sequence[Sequence[int]]) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize(("workers", "cv"), [(8, 0.2), (4, 0.5), (4, 0.1)])
-def test_a_spread_is_found_and_predicts_the_tail(
-    tmp_path: Path, fits: Path, workers: int, cv: float
-) -> None:
-    assert not fits.exists()
+def test_a_spread_is_found_and_predicts_the_tail(tmp_path: Path, workers: int, cv: float) -> None:
     folder = write_log(tmp_path / "logs", "BCD_a_made", shared_memory(workers, cv, 6000))
     staleness_delay.fit(folder)
     kept = fitted.read("staleness_delay", staleness_delay.StalenessFit)["BCD/made"]
@@ -164,8 +154,8 @@ def test_a_spread_is_found_and_predicts_the_tail(
         assert case.interval[0] <= case.measured <= case.interval[1]
 
 
-def test_canary_another_spread_is_an_error(tmp_path: Path, fits: Path) -> None:
-    del fits
+@pytest.mark.usefixtures("fits")
+def test_canary_another_spread_is_an_error(tmp_path: Path) -> None:
     calm, wild = shared_memory(8, 0.1, 4000), shared_memory(8, 0.6, 4000)
     folder = write_log(tmp_path / "logs", "BCD_a_made", calm[:2000] + wild[2000:])
     staleness_delay.fit(folder)
@@ -184,8 +174,8 @@ def test_second_halves_are_never_fitted_to(tmp_path: Path, fits: Path) -> None:
     assert found[0] != found[2]
 
 
-def test_a_master_takes_several_gradients(tmp_path: Path, fits: Path) -> None:
-    del fits
+@pytest.mark.usefixtures("fits")
+def test_a_master_takes_several_gradients(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "logs", "PIAG_a_made", master(8, 0.2, 2000, 2))
     staleness_delay.fit(folder)
     by_group = {case.group: case for case in staleness_delay.cases(folder)}
@@ -196,11 +186,9 @@ def test_a_master_takes_several_gradients(tmp_path: Path, fits: Path) -> None:
         assert abs(by_group[f"staleness_delay/{name}/PIAG_a_made:staleness"].error) <= 1.0
 
 
-def test_logs_never_seen_are_predicted(
-    tmp_path: Path, fits: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("fits")
+def test_logs_never_seen_are_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another problem and another number of workers; what cannot be predicted is named."""
-    del fits
     staleness_delay.fit(write_log(tmp_path / "seen", "BCD_a_made", shared_memory(8, 0.2, 4000)))
     other = write_log(tmp_path / "other", "BCD_b_new", shared_memory(4, 0.2, 4000, seed=2))
     write_log(other, "BCD_b_short", shared_memory(8, 0.2, 100))
@@ -217,8 +205,8 @@ def test_logs_never_seen_are_predicted(
     ]
 
 
-def test_mistakes_in_logs_are_named(tmp_path: Path, fits: Path) -> None:
-    del fits
+@pytest.mark.usefixtures("fits")
+def test_mistakes_in_logs_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"staleness_delay\.json: cannot read: .*; --fit makes it"):
         staleness_delay.cases(tmp_path)
     with pytest.raises(InputError, match="no log that is long enough"):
@@ -293,12 +281,10 @@ def varied(steps: int, workers: int, cv: float, seed: int = 1) -> Trace:
     return [row for k, each in enumerate(times) for row in group(k, [float(x) for x in each], 0.2)]
 
 
-def test_a_slow_worker_is_waited_for(
-    tmp_path: Path, fits: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("fits")
+def test_a_slow_worker_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two pipelines of four microbatches; a forward takes 1 s and 1.5 s, a backward twice that."""
     fitted.write("bytedance", {})
-    assert fits.is_dir()
     folder = write_trace(tmp_path / "traces", "slow", group(0, [1.0, 1.5]) + group(1, [1.0, 1.5]))
     found = {case.name: case for case in bytedance.cases(folder)}
     assert capsys.readouterr().err == "no fit, replay only: slow\n"
@@ -311,10 +297,10 @@ def test_a_slow_worker_is_waited_for(
         assert slow.measured == slow.predicted == 0.0
 
 
-def test_the_replay_has_no_communication(tmp_path: Path, fits: Path) -> None:
+@pytest.mark.usefixtures("fits")
+def test_the_replay_has_no_communication(tmp_path: Path) -> None:
     """Canary: a second of it before the first backward, for all, is idleness nobody has."""
     fitted.write("bytedance", {})
-    assert fits.is_dir()
     rows = group(0, [1.0, 1.5])
     for row in rows:
         if row["optype"] == "optimizer":
@@ -325,8 +311,8 @@ def test_the_replay_has_no_communication(tmp_path: Path, fits: Path) -> None:
     assert fast.measured == pytest.approx(7.5 / 30.0)
 
 
-def test_later_steps_are_predicted_from_earlier_ones(tmp_path: Path, fits: Path) -> None:
-    assert not fits.exists()
+@pytest.mark.usefixtures("fits")
+def test_later_steps_are_predicted_from_earlier_ones(tmp_path: Path) -> None:
     folder = write_trace(tmp_path / "traces", "even", varied(60, 8, 0.15))
     bytedance.fit(folder)
     kept = fitted.read("bytedance", bytedance.TraceFit)["even"]
@@ -358,11 +344,11 @@ def test_canary_another_half_is_an_error(tmp_path: Path, fits: Path) -> None:
     assert groups["bytedance/half/odd:idle"]["coverage90"] < 0.5
 
 
-def test_other_traces(tmp_path: Path, fits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("fits")
+def test_other_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Columns that are not needed may be missing; several devices for one part of the model;
     operations without those that they need; and those that wait for each other."""
     fitted.write("bytedance", {})
-    assert fits.is_dir()
     rows = group(0, [1.0, 1.5]) + group(1, [1.0, 1.5])
     few = [column for column in COLUMNS if column not in ("mc", "rank")]
     twice = rows + [row | {"rank": int(str(row["rank"])) + 8} for row in rows]
@@ -395,8 +381,8 @@ def test_several_parts_of_the_model_on_a_stage() -> None:
     assert bytedance.replay(pd.DataFrame(rows)) == {0: 8.0, 1: 7.0}
 
 
-def test_mistakes_in_traces_are_named(tmp_path: Path, fits: Path) -> None:
-    del fits
+@pytest.mark.usefixtures("fits")
+def test_mistakes_in_traces_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no trace \(trace-\*\.csv\.gz\)"):
         bytedance.fit(tmp_path)
     write_trace(tmp_path, "bad", group(0, [1.0, 1.5]), ["step", "stage", "dp_rank"])
@@ -426,8 +412,8 @@ BSP = scheme("BSP", 100 * (1.0 + 8 * MESSAGE_S), 100, STEP_S)
 """Four equal workers: all push at once, then all pull at once, over one link of the server."""
 
 
-def test_the_time_of_a_message_is_found(tmp_path: Path, fits: Path) -> None:
-    assert not fits.exists()
+@pytest.mark.usefixtures("fits")
+def test_the_time_of_a_message_is_found(tmp_path: Path) -> None:
     period = scheme("Fixed ADACOMM tau=10", 10 * (10.0 + 8 * MESSAGE_S), 100, STEP_S)
     folder = write_schemes(tmp_path / "runs", [BSP, period])
     adsp.fit(folder)
@@ -442,10 +428,8 @@ def test_the_time_of_a_message_is_found(tmp_path: Path, fits: Path) -> None:
         assert case.others == {"no communication": 0.0}
 
 
-def test_other_schemes_and_other_rows(
-    tmp_path: Path, fits: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    del fits
+@pytest.mark.usefixtures("fits")
+def test_other_schemes_and_other_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     adsp.fit(write_schemes(tmp_path / "seen", [BSP]))
     uneven = [1.0, 1.0, 2.0, 4.0]
     rows = [
@@ -465,8 +449,8 @@ def test_other_schemes_and_other_rows(
         assert waiting[0] - waiting[3] > 0.1
 
 
-def test_canary_a_wrong_wall_time_is_an_error(tmp_path: Path, fits: Path) -> None:
-    del fits
+@pytest.mark.usefixtures("fits")
+def test_canary_a_wrong_wall_time_is_an_error(tmp_path: Path) -> None:
     slow = scheme("Fixed ADACOMM tau=10", 2 * 10 * (10.0 + 8 * MESSAGE_S), 100, STEP_S)
     folder = write_schemes(tmp_path / "runs", [BSP, slow])
     adsp.fit(folder)
@@ -483,11 +467,11 @@ def write_workers(folder: Path, name: str, waiting: Sequence[float]) -> None:
                 file.write(f"{worker},ps_hete_usp,{time_s},1.0\n")
 
 
+@pytest.mark.usefixtures("fits")
 def test_half_of_the_workers_of_a_log_tell_how_long_the_others_wait(
-    tmp_path: Path, fits: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a table of schemes, and with a log that nothing was fitted to."""
-    del fits
     folder = write_schemes(tmp_path / "runs", [BSP])
     write_workers(folder, "adsp_4_workers", [0.2, 0.3, 0.25, 0.45])
     adsp.fit(folder)
@@ -499,6 +483,7 @@ def test_half_of_the_workers_of_a_log_tell_how_long_the_others_wait(
     assert [c.error for c in found] == [pytest.approx(0.0), pytest.approx(-0.2)]
 
 
+@pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -510,9 +495,8 @@ def test_half_of_the_workers_of_a_log_tell_how_long_the_others_wait(
     ],
 )
 def test_mistakes_in_tables_are_named(
-    tmp_path: Path, fits: Path, rows: list[dict[str, object]], message: str
+    tmp_path: Path, rows: list[dict[str, object]], message: str
 ) -> None:
-    del fits
     with pytest.raises(InputError) as error:
         adsp.fit(write_schemes(tmp_path / "runs", rows))
     assert message in str(error.value)

@@ -7,7 +7,6 @@ them is skipped where they are not at hand.
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +18,7 @@ from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
 from perfmodel.profile import Layer
-
-DATA = Path(
-    os.environ.get("PERFMODEL_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
-)
+from tests.measured import measured
 
 Rows = list[dict[str, object]]
 
@@ -317,6 +313,49 @@ def test_horovod_predicts_rows_that_are_not_fitted(
 
 
 @pytest.mark.parametrize(
+    ("module", "rows", "splits"), [(mxnet, 0, 1), (tensorflow, 1, 1), (horovod, 2, 2)]
+)
+def test_rows_of_one_gpu_may_be_missing(
+    fits: Path,
+    capsys: pytest.CaptureFixture[str],
+    module: ModuleType,
+    rows: int,
+    splits: int,
+) -> None:
+    """More GPUs than were fitted to, with and without the rows of one GPU."""
+    table = (mxnet_rows(), tensorflow_rows(), horovod_rows())[rows]
+    alone: Rows = [row for row in table if row["num_gpus"] == 1]
+    module.fit(write(fits, module.FILE, table))
+    more: Rows = [{**row, "num_gpus": 16} for row in table if row["num_gpus"] == 8]
+    found = module.cases(write(fits, module.FILE, more))
+    assert len(found) == splits * len(more)
+    assert "no run with one GPU, taken from the fits: " in capsys.readouterr().err
+    again = module.cases(write(fits, module.FILE, alone + more))
+    assert [c.predicted for c in again] == [c.predicted for c in found]
+    assert capsys.readouterr().err == ""
+    slower: Rows = [{**row, "images_per_s": 0.5 * float(str(row["images_per_s"]))} for row in alone]
+    changed = module.cases(write(fits, module.FILE, slower + more))
+    assert [c.others["ideal scaling"] for c in changed] == pytest.approx(
+        [2.0 * c.others["ideal scaling"] for c in found]
+    )
+
+
+def test_horovod_predicts_what_hides_behind_computation(fits: Path) -> None:
+    """A slower link changes such steps by rounding only, which may be less than nothing."""
+    horovod.fit(write(fits, horovod.FILE, horovod_rows()))
+    common = {"cluster": "40GbE", "model": "ResNet-101"}
+    rows: Rows = []
+    for batch in range(48, 80):
+        setup = {**common, "batch_per_gpu": batch}
+        rows.append({**setup, "method": "one", "num_gpus": 1, "num_nodes": 1, "images_per_s": 9.7})
+        many = {"method": "Horovod", "num_gpus": 32, "num_nodes": 8, "images_per_s": 300.0}
+        rows.append({**setup, **many})
+    found = horovod.cases(write(fits, horovod.FILE, rows))
+    assert len(found) == 64
+    assert all(c.interval and c.interval[0] < c.predicted < c.interval[1] for c in found)
+
+
+@pytest.mark.parametrize(
     ("module", "name"),
     [(mxnet, mxnet.FILE), (tensorflow, "throughput.csv"), (horovod, "throughput.csv")],
 )
@@ -338,10 +377,7 @@ def test_a_table_with_one_gpu_only_cannot_be_fitted(
 
 
 def published(module: ModuleType) -> list[Case]:
-    folder = DATA / module.ABOUT.folder
-    if not folder.is_dir():
-        pytest.skip("the published tables are not at hand (set PERFMODEL_DATA to their folder)")
-    found: list[Case] = module.cases(folder)
+    found: list[Case] = module.cases(measured(module.ABOUT.folder))
     return found
 
 

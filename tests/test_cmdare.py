@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,21 +18,14 @@ from benchmarks.accuracy import cmdare, fitted
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
+from tests.measured import measured
 
-FOLDER = Path(
-    os.environ.get(
-        "PERFMODEL_CMDARE",
-        Path(__file__).resolve().parents[2] / "shared" / "data" / "cmdare_ps_async",
-    )
-)
 SPEEDS, ONE_WORKER = "speed_vs_workers.csv", "one_worker_step_time.csv"
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    if not (FOLDER / SPEEDS).is_file():
-        pytest.skip("the measured runs are not at hand (set PERFMODEL_CMDARE to their folder)")
-    return FOLDER
+    return measured(cmdare.ABOUT.folder, SPEEDS)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -199,7 +191,9 @@ def test_what_cannot_be_predicted_is_named(
     more = [*OTHER, run("v100", "resnet32", 1, 2, 27.0)]
     found = cmdare.cases(made(tmp_path, more))
     assert len(found) == 4 * len(cmdare.MOST_WORKERS)
-    assert capsys.readouterr().err == "left out: no run with one worker of resnet32 on v100\n"
+    assert capsys.readouterr().err == (
+        "left out: no run with one worker, or size not known: resnet32 on v100\n"
+    )
     more.append(run("2k80+1p100", "resnet32", 1, 4, 1.0))
     assert len(cmdare.cases(made(tmp_path, more))) == 4 * len(cmdare.MOST_WORKERS)
     assert "left out: '2k80+1p100' are not 4 workers\n" in capsys.readouterr().err
@@ -260,7 +254,7 @@ def test_order_and_further_columns_do_not_matter(tmp_path: Path) -> None:
     [
         ([run("2k80+1p100", "resnet32", 1, 4, 1.0)], "no run that can be predicted"),
         ([run("k80", "resnet32", 1, 2, 9.0)], "no run that can be predicted and was not fitted to"),
-        ([run("k80", "resnet32", 1, 2, -9.0)], "steps_per_s: must be more than 0, got -9"),
+        ([run("k80", "resnet32", 1, 2, -9.0)], "line 2: steady_steps_per_s_wall: must be more than 0"),
         ([{"gpu": "k80"}], "line 2: Object missing required field `model`"),
         ([run("k80", "resnet32", 1, 2, 9.0) | {"num_ps": "one"}], "Expected `int`, got `str`"),
     ],

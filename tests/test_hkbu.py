@@ -7,7 +7,6 @@ The other tests make up runs whose parameters are known.
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,8 @@ from benchmarks.accuracy.hkbu_models import layers_of, size_of
 from benchmarks.accuracy.hkbu_runs import Row, Run
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
 from perfmodel import InputError
+from tests.measured import measured
 
-FOLDER = Path(
-    os.environ.get(
-        "PERFMODEL_HKBU",
-        Path(__file__).resolve().parents[2] / "shared" / "data" / "hkbu_ddl_benchmarks",
-    )
-)
 FILE = "throughput.csv"
 NETWORK = "10GbE with TCP/IP"
 
@@ -57,11 +51,9 @@ ALONE = {"ResNet-18": (64, 400.0), "BERT-Base": (16, 200.0)}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The rows that the fits were made with, whatever else is in the folder."""
-    if not (FOLDER / FILE).is_file():
-        pytest.skip("the measured runs are not at hand (set PERFMODEL_HKBU to their folder)")
     known = fitted.read("hkbu", hkbu.Fit)["all"].runs
     found = []
-    for row in rows(FOLDER / FILE):
+    for row in rows(measured(hkbu.ABOUT.folder, FILE) / FILE):
         series = f"{row['dnn']}, {row['connection']}, {row['method']}"
         if row["num_gpus"] == "1" or int(row["num_gpus"]) in known.get(series, ()):
             found.append(row)
@@ -201,6 +193,46 @@ def test_other_rows_of_the_same_columns_are_predicted(
     told = capsys.readouterr().err
     for part in ("FooNet", "VGG-16: no run on one GPU", "25GbE", "Later", "5 nodes"):
         assert part in told
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("samples_per_s", "0", "samples_per_s: must be more than 0, got 0"),
+        ("samples_per_s", "nan", "samples_per_s: expected a finite number, got nan"),
+        ("num_gpus", "0", "num_gpus: must be at least 1, got 0"),
+        ("num_nodes", "-1", "num_nodes: must be at least 1, got -1"),
+    ],
+)
+def test_wrong_numbers_are_named(tmp_path: Path, name: str, value: str, message: str) -> None:
+    write(tmp_path, [row | ({name: value} if i == 1 else {}) for i, row in enumerate(made_up())])
+    with pytest.raises(InputError) as error:
+        hkbu.cases(tmp_path)
+    assert str(error.value).endswith(f"{FILE}: line 3: {message}")
+
+
+def test_runs_on_one_gpu_may_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the fits stand in, which is said; those of the folder count first."""
+    ring = ("10GbE with TCP/IP", "WFBP-A2A", "allreduce", "wfbp_per_tensor")
+    setups = (("ResNet-50", 64, 32), ("BERT-Base", 64, 8), ("VGG-16", 64, 8))
+    many = [
+        dict(zip(Row.__struct_fields__, (dnn, batch, *ring, n, n // 4, 2000.0, 1.0), strict=True))
+        for dnn, batch, n in setups
+    ]
+    write(tmp_path, many)
+    steps = {c.name: c.others["ideal scaling"] for c in hkbu.cases(tmp_path)}
+    known = fitted.read("hkbu", hkbu.Fit)["all"].alone_s
+    assert sorted(steps.values()) == sorted(
+        known[f"{dnn}, batch size 64"] for dnn in ("ResNet-50", "BERT-Base")
+    )
+    told = capsys.readouterr().err
+    assert "taken from the fits: BERT-Base, batch size 64; ResNet-50, batch size 64" in told
+    assert "VGG-16: no run on one GPU with batch size 64" in told
+    alone = many[0] | {"num_gpus": 1, "num_nodes": 1, "samples_per_s": 128.0}
+    write(tmp_path, [*many, alone])
+    (resnet,) = {c.others["ideal scaling"] for c in hkbu.cases(tmp_path) if "ResNet" in c.name}
+    assert resnet == 0.5
+    assert "taken from the fits: BERT-Base, batch size 64\n" in capsys.readouterr().err
 
 
 # -- made-up runs ----------------------------------------------------------------------------------

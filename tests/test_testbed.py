@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,17 @@ from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
 from benchmarks.accuracy.targets import TARGETS
 from perfmodel import InputError, predict
-
-FOLDER = Path(
-    os.environ.get(
-        "PERFMODEL_TESTBED",
-        Path(__file__).resolve().parents[2] / "shared" / "data" / "testbed",
-    )
-)
+from tests.measured import measured
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Case]:
-    if not (FOLDER / "results.jsonl").is_file():
-        pytest.skip("the measured runs are not at hand (set PERFMODEL_TESTBED to their folder)")
-    return testbed.cases(FOLDER)
+def folder() -> Path:
+    return measured(testbed.ABOUT.folder, "results.jsonl")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[Case]:
+    return testbed.cases(folder)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +85,7 @@ def test_runs_are_ranked(found: list[Case]) -> None:
     assert ranking["median_kendall_tau"] >= 0.9
 
 
-def test_unequal_parts_are_what_makes_many_senders_slow(found: list[Case]) -> None:
+def test_unequal_parts_are_what_makes_many_senders_slow(folder: Path, found: list[Case]) -> None:
     """Without the queue, steps of 6 and 8 workers with many small layers are 10 % too short."""
     fair = {
         (run.config["model"], run.config["n_workers"]): predict(
@@ -96,7 +93,7 @@ def test_unequal_parts_are_what_makes_many_senders_slow(found: list[Case]) -> No
         ).iteration_s
         / run.measured["iter_s_mean"]
         - 1.0
-        for run in testbed.runs(FOLDER)
+        for run in testbed.runs(folder)
         if run.group == "testbed/ps_bsp"
         and (run.config["n_servers"], run.config["push"]) == (1, "layer")
         if run.config["n_workers"] >= 6 and run.config["model"] != "alexnet"
@@ -110,12 +107,11 @@ def test_unequal_parts_are_what_makes_many_senders_slow(found: list[Case]) -> No
 
 
 def test_the_fits_are_those_of_the_runs(
-    found: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del found  # skips where the runs are not at hand
     kept = fitted.read("testbed", testbed.Fit)
     monkeypatch.setattr(fitted, "FOLDER", tmp_path)
-    testbed.fit(FOLDER)
+    testbed.fit(folder)
     assert fitted.read("testbed", testbed.Fit) == kept
 
 
@@ -247,6 +243,46 @@ def test_what_cannot_be_predicted_is_named(
         testbed.cases(made(tmp_path, [new]))
     with pytest.raises(InputError, match=r"results\.jsonl: no such file"):
         testbed.cases(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "message"),
+    [
+        ("meas", "iter_s_mean", 0.0, "iter_s_mean: must be more than 0, got 0"),
+        ("meas", "iter_s_mean", math.nan, "iter_s_mean: expected a finite number, got nan"),
+        ("meas", "iter_s_mean", "slow", "iter_s_mean: expected a number, got 'slow'"),
+        ("meas", "idle_frac_mean", math.inf, "idle_frac_mean: expected a finite number, got inf"),
+        ("config", "rate", 0, "rate: must be more than 0, got 0"),
+        ("config", "n_workers", 0, "workers: must be at least 1, got 0"),
+    ],
+)
+def test_wrong_numbers_are_named(
+    tmp_path: Path, part: str, name: str, value: object, message: str
+) -> None:
+    wrong = json.loads(json.dumps(EVERY[0]))
+    wrong[part][name] = value
+    with pytest.raises(InputError) as error:
+        testbed.cases(made(tmp_path, [EVERY[1], wrong]))
+    assert str(error.value).endswith(f"results.jsonl: line 2: {message}")
+
+
+def test_a_line_that_breaks_off_is_named(tmp_path: Path) -> None:
+    folder = made(tmp_path, EVERY[:2])
+    text = (folder / "results.jsonl").read_text().rstrip()
+    (folder / "results.jsonl").write_text(text[:-20])
+    with pytest.raises(InputError, match=r"results\.jsonl: line 2: not JSON"):
+        testbed.cases(folder)
+
+
+def test_a_run_may_lack_what_is_not_needed(tmp_path: Path) -> None:
+    """Windows line ends, no totals, no seed, nothing measured but the step."""
+    bare = json.loads(json.dumps(EVERY))
+    for one in bare:
+        one["meas"] = {"iter_s_mean": one["meas"]["iter_s_mean"]}
+        for name in ("fwd_s", "bwd_s", "tag", "rates_bps"):
+            del one["config"][name]
+    (tmp_path / "results.jsonl").write_text("\r\n".join(map(json.dumps, bare)) + "\r\n\r\n")
+    assert [c.others["ideal scaling"] for c in steps(tmp_path)] == pytest.approx([0.18] * len(bare))
 
 
 def test_intervals_are_learnt_from_the_other_dnns(

@@ -17,8 +17,8 @@ how long the others wait. The fits are in ``fitted/adsp.json``.
 from __future__ import annotations
 
 import csv
+import math
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def cases(folder: Path) -> list[Case]:
             continue
         answer = predicted(run, fits["BSP"].transfer_s)
         if answer is None:
-            print(f"not known how it works, left out: {run.scheme}", file=sys.stderr)
+            rows.say_left_out("not known how it works", [run.scheme])
             continue
         alone = [1.0 - x / max(run.compute_s) for x in run.compute_s]
         group = f"adsp/waiting/{run.scheme}:idle"
@@ -139,7 +139,7 @@ def cases(folder: Path) -> list[Case]:
             found.append(_case(group, f"worker {k}", idle, waiting, others, "waiting"))
     for name, workers in logs(folder).items():
         if name not in fits:
-            print(f"no fit, left out: {name}", file=sys.stderr)
+            rows.say_left_out("no fit", [name])
             continue
         for worker, waiting in workers.items():
             if worker not in fits[name].of:
@@ -232,7 +232,7 @@ def read(path: Path) -> list[Run]:
     """
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         columns = [c for c in reader.fieldnames or () if re.fullmatch(r"compute_w\d+_s", c)]
         columns.sort(key=lambda column: int(column[len("compute_w") : -len("_s")]))
@@ -247,8 +247,8 @@ def _run(row: Mapping[str, str], columns: list[str], where: str) -> Run:
         raise InputError(f"{where}: {error}") from None
     if not compute:
         raise InputError(f"{where}: no compute_w0_s")
-    if not min(run.wall_s, run.total_steps, *run.compute_s) > 0.0:
-        raise InputError(f"{where}: all numbers must be more than 0")
+    if not all(0.0 < x < math.inf for x in (run.wall_s, run.total_steps, *run.compute_s)):
+        raise InputError(f"{where}: all numbers must be more than 0 and finite")
     return run
 
 

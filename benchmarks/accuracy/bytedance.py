@@ -23,10 +23,10 @@ another's. A trace without a fit has a *replay* only.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import click
 import msgspec
 import numpy as np
 import pandas as pd
@@ -83,6 +83,7 @@ group; *half* for jobs that nothing was fitted to.""",
 OPERATIONS = {"forward-compute": "forward", "backward-compute": "backward"}
 COLUMNS = ["dp_rank", "stage", "step", "optype", "start_ts", "duration", "mb_id"]
 NO_TIME_BYTES_PER_S = 1e15
+"""Of a link over which gradients take no time."""
 
 Operation = tuple[str, int, int]
 """What it does, part of the model in order of forward, microbatch."""
@@ -120,7 +121,7 @@ def cases(folder: Path) -> list[Case]:
     for name, steps in traces(folder):
         found += _cases("replay", name, steps, _replayed(steps), {})
         if name not in fits:
-            print(f"no fit, replay only: {name}", file=sys.stderr)
+            click.echo(f"no fit, replay only: {name}", err=True)
             continue
         later = steps[~steps["step"].isin(fits[name].steps)]
         if len(later):
@@ -137,7 +138,7 @@ def fit(folder: Path) -> None:
         numbers = sorted(int(step) for step in steps["step"].unique())
         first = numbers[: len(numbers) // 2]
         if len(first) < 2:
-            print(f"too few steps, left out: {name}", file=sys.stderr)
+            click.echo(f"too few steps, left out: {name}", err=True)
             continue
         known = steps[steps["step"].isin(first)]
         stages = {
@@ -199,7 +200,7 @@ def steps_of(rows: pd.DataFrame) -> pd.DataFrame:
     found["replayed_s"] = [replays.get(key, math.nan) for key in keys]
     unclear = found.loc[found["replayed_s"].isna(), "step"].unique()
     if len(unclear):
-        print(f"operations wait for each other, left out: {len(unclear)} steps", file=sys.stderr)
+        click.echo(f"operations wait for each other, left out: {len(unclear)} steps", err=True)
     return found[~found["step"].isin(unclear)]
 
 

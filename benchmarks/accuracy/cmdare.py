@@ -25,7 +25,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from benchmarks.accuracy import fitted, rows
+from benchmarks.accuracy import dnns, fitted, rows
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import InputError, Source
 from perfmodel.calibration import (
@@ -36,6 +36,7 @@ from perfmodel.calibration import (
     ServerFit,
     fit_asynchronous_server,
 )
+from perfmodel.errors import number, whole_number
 
 ABOUT = About(
     title="CM-DARE: asynchronous parameter server in the cloud",
@@ -91,7 +92,6 @@ RESNET_32 = Published(
     ),
 )
 
-
 DEVICES = re.compile(
     r"(?<![a-z0-9])(?:(\d+)\s*[x*]?\s*)?([a-z]+\d+)(?:\s*(?:[x*:]|=)\s*(\d+)(?![a-z0-9]))?"
 )
@@ -117,6 +117,11 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     steady_mean: float = 1.0
     steady_std: float = 0.0
 
+    def __post_init__(self) -> None:
+        number("steady_steps_per_s_wall", self.steady_steps_per_s_wall, above=0.0)
+        for name in ("num_ps", "num_workers", "n_points"):
+            whole_number(name, getattr(self, name))
+
     @property
     def mix(self) -> dict[str, int]:
         """Workers by series: of one kind, or of several as in ``2k80+1p100``."""
@@ -131,7 +136,9 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spread_fraction(self) -> float:
-        """Standard deviation of the mean."""
+        """Standard deviation of the mean; 0 where it is not known."""
+        if not (self.steady_mean > 0.0 and math.isfinite(self.steady_std)):
+            return 0.0
         return self.steady_std / self.steady_mean / math.sqrt(self.n_points)
 
 
@@ -143,6 +150,10 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     num_tensors: int | None = None
     step_time_median_s: float
+
+    def __post_init__(self) -> None:
+        number("step_time_median_s", self.step_time_median_s, above=0.0)
+        whole_number("num_parameters", self.num_parameters)
 
 
 def cases(folder: Path) -> list[Case]:
@@ -164,7 +175,8 @@ def cases(folder: Path) -> list[Case]:
             if sum(mix.values()) != row.num_workers:
                 left_out[f"{row.gpu!r} are not {row.num_workers} workers"] = None
             elif not mix.keys() <= runs.keys():
-                left_out[f"no run with one worker of {row.model} on {row.gpu}"] = None
+                without = f"{row.model} on {row.gpu}"
+                left_out[f"no run with one worker, or size not known: {without}"] = None
             elif len(mix) > 1 or (row.num_workers, row.num_ps) not in runs[next(iter(mix))]:
                 found.append(_case(split, server, row))
     for reason in left_out:
@@ -269,4 +281,4 @@ def _series(gpu: str, model: str) -> str:
 
 def _model(name: str) -> str:
     """One name for ``Res15`` and ``resnet15``, and for ``shakebig`` and ``shake_big``."""
-    return re.sub(r"^res(?=\d)", "resnet", re.sub(r"[^a-z0-9]", "", name.lower()))
+    return re.sub(r"^res(?=\d)", "resnet", dnns.plain(name))

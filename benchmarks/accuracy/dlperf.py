@@ -1,4 +1,4 @@
-"""All-reduce on 8 to 32 V100 in several frameworks, predicted from one GPU and from one node.
+r"""All-reduce on 8 to 32 V100 in several frameworks, predicted from one GPU and from one node.
 
 DLPerf report v1: four nodes of eight V100 on NVLink, joined by 100 Gbit/s. The folder holds
 ``throughput.csv``: samples per second by ``model``, ``precision``, ``framework``,
@@ -6,11 +6,11 @@ DLPerf report v1: four nodes of eight V100 on NVLink, joined by 100 Gbit/s. The 
 
 A *configuration* is a DNN, a precision, a framework and a batch size. Its step lasts
 
-.. math:: T = T_1 + L + a\\, w(m) / w(2) + x\\, 2 \\frac{m-1}{m} n \\beta
+.. math:: T = T_1 + L + a\, w(m) / w(2) + x\, 2 \frac{m-1}{m} n \beta
 
 with :math:`T_1` on one GPU, L what one whole node adds, and for m nodes: a time a that nodes wait
 for the slowest of two, growing as the expected largest w of m normal times; and the part x, not
-hidden, of a ring among the nodes over :math:`n` bytes at the nominal rate :math:`1/\\beta`.
+hidden, of a ring among the nodes over :math:`n` bytes at the nominal rate :math:`1/\beta`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy import fitted, rows
+from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import Source, catalogue, costs
 from perfmodel.api import make_job, predict
@@ -34,7 +34,7 @@ from perfmodel.errors import InputError, number, whole_number
 from perfmodel.job import Job
 from perfmodel.order_statistics import expected_maximum
 from perfmodel.profile import Profile, Timing
-from perfmodel.uncertainty import WIDTH, Uncertainty
+from perfmodel.uncertainty import Uncertainty
 
 Floats = NDArray[np.float64]
 
@@ -54,9 +54,13 @@ CLUSTER = Cluster(
 
 RUN_SPREAD = 0.01
 """Of medians of seven runs: an assumption."""
+
 GROWTH_SPREAD = 0.3
 """Standard deviation, for each doubling of the nodes, of what the network adds. An assumption: from
 two to four nodes bytes of a ring grow 1.5 times, steps of a tree twice."""
+
+SMALL = 1e-3
+"""A coefficient of variation at which times are as good as normal, for w."""
 
 ABOUT = About(
     title="DLPerf: ResNet-50 and BERT-base in eight frameworks on V100",
@@ -116,8 +120,8 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def dnn(self) -> str:
         """The model of the catalogue, or the name as it is."""
-        plain = _plain(self.model)
-        known = [name for name in catalogue.model_names() if plain.startswith(_plain(name))]
+        name = dnns.plain(self.model)
+        known = [one for one in catalogue.model_names() if name.startswith(dnns.plain(one))]
         return max(known, key=len, default=self.model)
 
     @property
@@ -263,9 +267,6 @@ def _case(split: str, row: Row, known: Configuration, fit: Fit, fold: Fit) -> Ca
     )
 
 
-# -- fitting ---------------------------------------------------------------------------------------
-
-
 def nominal_jobs(folder: Path) -> Iterator[tuple[str, Job, float]]:
     """Framework, job on nominal links, and measured step of every run on several GPUs."""
     table = rows.read(folder / "throughput.csv", Row)
@@ -276,6 +277,9 @@ def nominal_jobs(folder: Path) -> Iterator[tuple[str, Job, float]]:
             yield row.framework, _job(row, alone[row.key], row.num_gpus), row.step_s
 
 
+# -- fitting ---------------------------------------------------------------------------------------
+
+
 def fit(folder: Path) -> None:
     """Fit to the rows of a folder and write the fits that :func:`cases` predicts with."""
     table = rows.read(folder / "throughput.csv", Row)
@@ -284,13 +288,13 @@ def fit(folder: Path) -> None:
         if row.dnn in catalogue.model_names():
             steps.setdefault(row.key, {})[row.num_gpus] = row.step_s
     measured = {key: of for key, of in steps.items() if 1 in of}
-    batch = {row.key: row for row in table}
+    example = {row.key: row for row in table}
     fits = {"few": _fitted(measured, measured, most=NODE_GPUS)}
     for name in sorted({_relatives(key) for key in measured if 2 * NODE_GPUS in measured[key]}):
         others = {key: of for key, of in measured.items() if _relatives(key) != name}
         fits[f"few without {name}"] = _fitted(others, {})
     misses = [
-        math.log(of[NODE_GPUS] / _job_s(batch[key], of[1], NODE_GPUS))
+        math.log(of[NODE_GPUS] / _job_s(example[key], of[1], NODE_GPUS))
         for key, of in measured.items()
         if NODE_GPUS in of
     ]
@@ -323,9 +327,9 @@ def _fitted(
     median = float(np.median(list(node.values())))
     fit = Fit(
         rows=sum(len([n for n in of if n <= most]) for of in told.values()),
-        wait_s=_round(wait_s),
-        exposed=_round(exposed),
-        node_s=_round(median),
+        wait_s=fitted.rounded(wait_s),
+        exposed=fitted.rounded(exposed),
+        node_s=fitted.rounded(median),
         between_spread=_spread(between),
         node_spread=_node_spread(told, node),
     )
@@ -354,7 +358,7 @@ def _node_spread(told: dict[str, dict[int, float]], node: dict[str, float]) -> f
     """How far one node is off if what it adds is told by other precisions and by the median."""
     misses = []
     for key in node:
-        others = {k: s for k, s in node.items() if _sort(k) != _sort(key)}
+        others = {k: s for k, s in node.items() if _but_batch(k) != _but_batch(key)}
         if not others:
             continue
         ones = {k: Configuration((), 0.0, s) for k, s in others.items()}
@@ -370,22 +374,19 @@ def _configuration(of: dict[int, float], most: float) -> Configuration:
     gpus = tuple(sorted(n for n in of if n <= most))
     node_s = of[NODE_GPUS] - of[1] if NODE_GPUS in gpus else None
     between_s = None
-    wide = [n for n in gpus if n > NODE_GPUS]
-    if node_s is not None and wide:
-        between_s = max(of[wide[0]] - of[NODE_GPUS], 0.0)
-        if wide[0] != 2 * NODE_GPUS:
-            between_s = None
+    if node_s is not None and 2 * NODE_GPUS in gpus:
+        between_s = max(of[2 * NODE_GPUS] - of[NODE_GPUS], 0.0)
     return Configuration(
         gpus,
-        _round(of[1]),
-        None if node_s is None else _round(node_s),
-        None if between_s is None else _round(between_s),
+        fitted.rounded(of[1]),
+        None if node_s is None else fitted.rounded(node_s),
+        None if between_s is None else fitted.rounded(between_s),
     )
 
 
 def _spread(misses: Sequence[float]) -> float:
-    """Standard deviation of a normal distribution with 9 of 10 misses within."""
-    return _round(float(np.quantile(np.abs(misses), 0.9)) / WIDTH) if len(misses) else 0.0
+    """:func:`tables.robust_spread`, 0 where there are no misses."""
+    return fitted.rounded(tables.robust_spread(misses)) if misses else 0.0
 
 
 def _of_relatives(
@@ -408,10 +409,8 @@ def _of_relatives(
 
 def _between(dnn: str, nodes: int) -> tuple[float, float]:
     """What a and x of the formula of this module are multiplied with, the latter in seconds."""
-    small = 1e-3
-    waits = (expected_maximum(nodes, small, "lognormal") - 1.0) / (
-        expected_maximum(2, small, "lognormal") - 1.0
-    )
+    slowest, of_two = (expected_maximum(n, SMALL, "lognormal") - 1.0 for n in (nodes, 2))
+    waits = slowest / of_two
     return float(waits), float(costs.ring_allreduce_bytes(nodes, _bytes(dnn)) / LINK_BYTES_PER_S)
 
 
@@ -440,10 +439,6 @@ def _job(row: Row, alone_s: float, gpus: int) -> Job:
     return make_job(workload=profile, device="v100", cluster=CLUSTER, workers=gpus, arch="ring")
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def _dnn(key: str) -> str:
     return key.split("|", maxsplit=1)[0]
 
@@ -458,11 +453,6 @@ def _relatives(key: str) -> str:
     return f"{dnn} in {re.sub(r'(?i) w/.*', '', framework)}"
 
 
-def _sort(key: str) -> str:
+def _but_batch(key: str) -> str:
     """DNN, framework and precision of a configuration."""
     return key.rpartition("|")[0]
-
-
-def _round(value: float) -> float:
-    """Six digits, as many as the rows have."""
-    return float(f"{value:.6g}")

@@ -50,9 +50,18 @@ MANY_TENSORS = 100
 """Gradient tensors of a DNN that nothing but the size is known of."""
 
 
+def plain(name: str) -> str:
+    """A name in small letters and digits, without what tables put between these.
+
+    >>> plain("ResNet-50 v1.5")
+    'resnet50v15'
+    """
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def layers_of(name: str) -> tuple[Layer, ...] | None:
     """The layers of a DNN; None where it is not known."""
-    key = re.sub(r"[^a-z0-9]", "", name.lower())
+    key = plain(name)
     if key in CATALOGUE:
         return catalogue.model(CATALOGUE[key]).layers
     if key in DEEPER:

@@ -16,6 +16,11 @@ Entry = TypeVar("Entry")
 FOLDER = Path(__file__).parent / "fitted"
 
 
+def rounded(value: float, digits: int = 6) -> float:
+    """So many digits of a figure that is written down; six are more than published rows have."""
+    return float(f"{value:.{digits}g}")
+
+
 def write(source: str, entries: Mapping[str, object]) -> None:
     """Write down the fits of a source, by name of the split; a line for each field of each."""
     lines = []

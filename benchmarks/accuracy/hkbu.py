@@ -27,16 +27,62 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from benchmarks.accuracy import fitted, rows
+from benchmarks.accuracy import fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from benchmarks.accuracy.hkbu_models import size_of
 from benchmarks.accuracy.hkbu_runs import Row, Run, nominal_bytes_per_s
 from perfmodel import InputError
-from perfmodel.uncertainty import WIDTH, Uncertainty
+from perfmodel.uncertainty import Uncertainty
 
 Floats = NDArray[np.float64]
 
+ABOUT = About(
+    title="HKBU ddl-benchmarks",
+    citation="HKBU-HPML, arXiv 2005.13247; github.com/HKBU-HPML/ddl-benchmarks, results of "
+    "2020-05-29",
+    folder="hkbu_ddl_benchmarks",
+    splits={
+        "few": Split("1 and 4 GPUs of all methods; BSP-A2A and BSP-PS on 8 GPUs", "all other runs"),
+        "dnn": Split("all runs of the other DNNs", "each DNN, from its step on one GPU"),
+        "all": Split("all runs at hand", "runs that are not"),
+    },
+    remarks="""\
+**Mechanisms.** A flat ring over all GPUs at the pace of its slowest link: one bandwidth for each
+network and one inside a node. 100 Gbit/s TCP lets it have 2.4 GB/s, PCI Express 4.5 GB/s, RDMA
+4.9 GB/s, 10 Gbit/s Ethernet 1.16 GB/s. Every message starts with 2 (n - 1) steps of 7 us; WFBP
+sends one for each tensor. A part of the step at its end, in proportion to the bytes of the
+parameters, overlaps with nothing; it is at most half of the step, which BERT-Large reaches, and so
+stands for imperfect overlap as well. ByteScheduler with all-reduce keeps the device 0.8 ms for each
+tensor. A parameter server is a pipeline of parts of 4 MB, whose slowest stage counts: 0.63 GB/s
+over TCP, on 10 as on 100 Gbit/s links, so that the wire is not what limits; 2.4 GB/s with RDMA.
+
+**Chosen with predicted runs in sight.** That the stages of a parameter server count as one pipeline
+with one bandwidth, that ByteScheduler's work delays the backward pass instead of the communication,
+and that parameters belong to networks, not to DNNs. The latency of a ring's step is that of
+MG-WFBP's table with RDMA, for all networks: the table's 30 to 37 us with TCP made per-tensor
+messages on 10GbE up to 28 % too slow, and left free the latency was 15 us, with similar errors.
+Intervals have the form of the third attempt: with the spread of runs of other DNNs for all splits
+they held 98 % of *few* and 85 % of *dnn*, with that of other methods up to all of *dnn*.
+
+**Worst cases.** ByteScheduler-PS with BERT-Large on 100GbE is 1.7 times as fast as WFBP-PS, while
+both are equal on 4 GPUs and on 10GbE: nothing in the runs calibrated on tells (77 %). With RDMA
+its five runs differ by 15 % (21 %). Per-tensor messages of ResNet-50 on 10GbE cost more than 7 us a
+step (9 to 11 %). From ResNet-50 alone BERT-Large comes out a quarter too fast where messages
+overlap: its ring gets 4.5 GB/s inside a node, that of ResNet-50 6.4 GB/s, and how much of a step
+overlaps is not seen in runs whose communication is hidden. ByteScheduler's work for a tensor is not
+seen in runs of BERT-Large, which wait for the network anyway.
+
+**Not covered.** Servers on a network among more than 4 nodes, incast, and what other jobs do to the
+network. A DNN must be a BERT or one of the catalogue, and its step on one GPU be known. Intervals
+of *dnn* are too wide: they hold 99 % of the runs.""",
+)
+
+FILE = "throughput.csv"
+
 SCHEDULES = ("no_overlap", "wfbp_per_tensor", "wfbp_merged", "bytescheduler")
+
+FEW, FEW_WITHOUT_OVERLAP = 4, 8
+"""GPUs, one and two nodes of them, up to which *few* is fitted to runs."""
 
 VAGUE = 1.0
 """Standard deviation of the logarithm of what is hardly known before any run: a factor e."""
@@ -72,7 +118,7 @@ class Startup(msgspec.Struct, frozen=True):
     alpha_s: float
 
 
-class Fit(msgspec.Struct, frozen=True):
+class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was fitted to some runs.
 
     Attributes
@@ -87,6 +133,7 @@ class Fit(msgspec.Struct, frozen=True):
     measurement : by method, that of equal runs.
     sizes_bytes : of the DNNs that it was fitted to.
     runs : numbers of GPUs it was fitted to, by series.
+    alone_s : seconds of a step on one GPU, for folders without such runs; in *all*.
     """
 
     rows: int
@@ -97,6 +144,7 @@ class Fit(msgspec.Struct, frozen=True):
     measurement: dict[str, float]
     sizes_bytes: list[float]
     runs: dict[str, list[int]]
+    alone_s: dict[str, float] = {}
 
     def knows(self, run: Run) -> bool:
         """Whether it has all that a run depends on."""
@@ -145,12 +193,15 @@ def fit(folder: Path) -> None:
     for name, some in chosen.items():
         if not some:
             raise InputError(f"{folder}: no run on several GPUs to fit {name!r} to")
-    fitted.write("hkbu", {name: calibrated(some) for name, some in chosen.items()})
+    fits = {name: calibrated(some) for name, some in chosen.items()}
+    alone_s = {setup: _rounded(step_s) for setup, step_s in alone(folder).items()}
+    fitted.write("hkbu", fits | {"all": msgspec.structs.replace(fits["all"], alone_s=alone_s)})
 
 
 def is_few(row: Row) -> bool:
     """Whether a row is one that the split *few* calibrates on."""
-    return row.num_gpus <= 4 or (row.num_gpus == 8 and row.schedule == "no_overlap")
+    most = FEW_WITHOUT_OVERLAP if row.schedule == "no_overlap" else FEW
+    return row.num_gpus <= most
 
 
 def calibrated(runs: Sequence[Run]) -> Fit:
@@ -181,7 +232,7 @@ def _by(
     for run, miss in zip(runs, misses, strict=True):
         found.setdefault(key(run), []).append(abs(miss) if math.isfinite(miss) else 0.0)
     return {
-        name: _rounded(max(float(np.quantile(found[name], 0.9)) / WIDTH, LEAST_SPREAD))
+        name: _rounded(max(tables.robust_spread(found[name]), LEAST_SPREAD))
         for name in sorted(found)
     }
 
@@ -266,7 +317,7 @@ def _miss(run: Run, values: Mapping[str, float]) -> float:
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")
+    return fitted.rounded(value, digits=5)
 
 
 # -- predicting ------------------------------------------------------------------------------------
@@ -274,8 +325,10 @@ def _rounded(value: float) -> float:
 
 def cases(folder: Path) -> list[Case]:
     """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
-    found, left_out = read(folder)
     fits = fitted.read("hkbu", Fit)
+    known = fits["all"].alone_s
+    found, left_out = read(folder, known)
+    rows.say_from_fits({run.row.setup for run in found} & (known.keys() - alone(folder).keys()))
     startups = _startups(folder)
     listed = []
     for run in found:
@@ -332,76 +385,38 @@ def _plain_s(run: Run, startups: Iterable[Startup]) -> float:
     return max(run.alone_s, sending_s)
 
 
-def read(folder: Path) -> tuple[list[Run], list[str]]:
-    """Runs on several GPUs, and which rows cannot be used and why."""
-    alone: dict[tuple[str, int], list[float]] = {}
-    several = []
-    for row in rows.read(folder / "throughput.csv", Row):
+def alone(folder: Path) -> dict[str, float]:
+    """Seconds of a step on one GPU, by :attr:`Row.setup`."""
+    steps: dict[str, list[float]] = {}
+    for row in rows.read(folder / FILE, Row):
         if row.num_gpus == 1:
-            alone.setdefault((row.dnn, row.batch_per_gpu), []).append(row.step_s)
-        else:
-            several.append(row)
+            steps.setdefault(row.setup, []).append(row.step_s)
+    return {setup: median(some) for setup, some in steps.items()}
+
+
+def read(folder: Path, known: Mapping[str, float] | None = None) -> tuple[list[Run], list[str]]:
+    """Runs on several GPUs, and which rows cannot be used and why.
+
+    ``known``: steps on one GPU that the folder need not have, as :func:`alone` has them.
+    """
+    alone_s = {**(known or {}), **alone(folder)}
     found, left_out = [], []
-    for row in several:
-        key = (row.dnn, row.batch_per_gpu)
+    for row in rows.read(folder / FILE, Row):
+        if row.num_gpus == 1:
+            continue
         if row.architecture not in ("allreduce", "ps") or row.schedule not in SCHEDULES:
             left_out.append(f"{row.method}: not one of the known schedules")
         elif size_of(row.dnn) == 0.0:
             left_out.append(f"{row.dnn}: its layers are not known")
-        elif key not in alone:
+        elif row.setup not in alone_s:
             left_out.append(f"{row.dnn}: no run on one GPU with batch size {row.batch_per_gpu}")
         elif row.num_gpus % row.num_nodes:
             left_out.append(f"{row.series}: {row.num_gpus} GPUs on {row.num_nodes} nodes")
         else:
-            found.append(Run(row, median(alone[key])))
+            found.append(Run(row, alone_s[row.setup]))
     return found, left_out
 
 
 def _startups(folder: Path) -> list[Startup]:
     path = folder / "allreduce_alpha_beta_from_mgwfbp.csv"
     return rows.read(path, Startup) if path.is_file() else []
-
-
-REMARKS = """\
-**Mechanisms.** A flat ring over all GPUs at the pace of its slowest link: one bandwidth for each
-network and one inside a node. 100 Gbit/s TCP lets it have 2.4 GB/s, PCI Express 4.5 GB/s, RDMA
-4.9 GB/s, 10 Gbit/s Ethernet 1.16 GB/s. Every message starts with 2 (n - 1) steps of 7 us; WFBP
-sends one for each tensor. A part of the step at its end, in proportion to the bytes of the
-parameters, overlaps with nothing; it is at most half of the step, which BERT-Large reaches, and so
-stands for imperfect overlap as well. ByteScheduler with all-reduce keeps the device 0.8 ms for each
-tensor. A parameter server is a pipeline of parts of 4 MB, whose slowest stage counts: 0.63 GB/s
-over TCP, on 10 as on 100 Gbit/s links, so that the wire is not what limits; 2.4 GB/s with RDMA.
-
-**Chosen with predicted runs in sight.** That the stages of a parameter server count as one pipeline
-with one bandwidth, that ByteScheduler's work delays the backward pass instead of the communication,
-and that parameters belong to networks, not to DNNs. The latency of a ring's step is that of
-MG-WFBP's table with RDMA, for all networks: the table's 30 to 37 us with TCP made per-tensor
-messages on 10GbE up to 28 % too slow, and left free the latency was 15 us, with similar errors.
-Intervals have the form of the third attempt: with the spread of runs of other DNNs for all splits
-they held 98 % of *few* and 85 % of *dnn*, with that of other methods up to all of *dnn*.
-
-**Worst cases.** ByteScheduler-PS with BERT-Large on 100GbE is 1.7 times as fast as WFBP-PS, while
-both are equal on 4 GPUs and on 10GbE: nothing in the runs calibrated on tells (77 %). With RDMA
-its five runs differ by 15 % (21 %). Per-tensor messages of ResNet-50 on 10GbE cost more than 7 us a
-step (9 to 11 %). From ResNet-50 alone BERT-Large comes out a quarter too fast where messages
-overlap: its ring gets 4.5 GB/s inside a node, that of ResNet-50 6.4 GB/s, and how much of a step
-overlaps is not seen in runs whose communication is hidden. ByteScheduler's work for a tensor is not
-seen in runs of BERT-Large, which wait for the network anyway.
-
-**Not covered.** Servers on a network among more than 4 nodes, incast, and what other jobs do to the
-network. A DNN must be a BERT or one of the catalogue, and its step on one GPU be known. Intervals
-of *dnn* are too wide: they hold 99 % of the runs.
-"""
-
-ABOUT = About(
-    title="HKBU ddl-benchmarks",
-    citation="HKBU-HPML, arXiv 2005.13247; github.com/HKBU-HPML/ddl-benchmarks, results of "
-    "2020-05-29",
-    folder="hkbu_ddl_benchmarks",
-    splits={
-        "few": Split("1 and 4 GPUs of all methods; BSP-A2A and BSP-PS on 8 GPUs", "all other runs"),
-        "dnn": Split("all runs of the other DNNs", "each DNN, from its step on one GPU"),
-        "all": Split("all runs at hand", "runs that are not"),
-    },
-    remarks=REMARKS,
-)

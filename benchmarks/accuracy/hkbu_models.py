@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 
+from benchmarks.accuracy import dnns
 from perfmodel import Source, catalogue
 from perfmodel.profile import Layer, Profile, Tensor, Timing
 
@@ -48,16 +49,16 @@ def profile_of(dnn: str, batch_size: int, step_s: float, update_s_per_byte: floa
 
 def size_of(dnn: str) -> float:
     """Bytes of a DNN's gradients, 0 if its layers are not known."""
-    return sum(tensor.bytes for layer in layers_of(dnn) for tensor in layer.tensors)
+    return dnns.bytes_of(layers_of(dnn))
 
 
 @functools.cache
 def layers_of(dnn: str) -> tuple[Layer, ...]:
     """Layers of a DNN by its name, none if it is not known."""
-    name = _plain(dnn)
+    name = dnns.plain(dnn)
     if (found := re.fullmatch(r"bert(base|large)", name)) is not None:
         return bert(*SIZES[found[1]])
-    known = {_plain(model): model for model in catalogue.model_names()}
+    known = {dnns.plain(model): model for model in catalogue.model_names()}
     return catalogue.model(known[name]).layers if name in known else ()
 
 
@@ -101,7 +102,3 @@ def _norm(name: str, width: int) -> Layer:
 
 def _tensor(name: str, elements: int) -> Tensor:
     return Tensor(name, BYTES * elements)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -13,6 +13,7 @@ import msgspec
 
 from benchmarks.accuracy.hkbu_models import profile_of
 from perfmodel import Cluster, Job, Link, Source, Workload, make_job, predict
+from perfmodel.errors import number, whole_number
 from perfmodel.workload import resolve
 
 Fidelity = Literal["coarse", "fine"]
@@ -38,10 +39,20 @@ class Row(msgspec.Struct, frozen=True):
     samples_per_s: float
     std: float = math.nan
 
+    def __post_init__(self) -> None:
+        number("samples_per_s", self.samples_per_s, above=0.0)
+        for name in ("batch_per_gpu", "num_gpus", "num_nodes"):
+            whole_number(name, getattr(self, name))
+
     @property
     def step_s(self) -> float:
         """Seconds of a step."""
         return self.batch_per_gpu * self.num_gpus / self.samples_per_s
+
+    @property
+    def setup(self) -> str:
+        """What a step on one GPU depends on."""
+        return f"{self.dnn}, batch size {self.batch_per_gpu}"
 
     @property
     def series(self) -> str:

@@ -23,12 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import click
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy import fitted, rows, tables
+from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import costs
 from perfmodel.errors import InputError
@@ -40,15 +39,19 @@ Kind = Literal["allreduce", "server", "pairs"]
 
 FEW_BATCH = 32
 """Largest batch per GPU that *few* is fitted to: two of the five."""
+
 GPUS, NODES = 16, 2
 """Of the runs that are fitted to."""
 
 READING = 20.0
 """Images per second that the bars were read to."""
+
 RUN_SPREAD = 0.01
 """Of equal runs: an assumption."""
+
 RESIDUAL = 0.04
 """Expected misses of the fit, as parts of a step: an assumption that weighs rows against priors."""
+
 PRIORS: Mapping[str, tuple[float, float]] = {
     "launch_s": (0.025, 0.5),
     "sharpness": (2.0, 0.5),
@@ -56,9 +59,11 @@ PRIORS: Mapping[str, tuple[float, float]] = {
 }
 """Expected, and standard deviation of the logarithm. Launching: what the published times of one
 V100 are at no image at all. Speed: published times of ResNet-50 on one V100 differ by so much."""
+
 BYTES_SPREAD = 0.15
 """For each doubling of the bytes beyond those fitted to, of the part of a step that moves them. An
 assumption: two DNNs of nearly the same size do not tell bytes from tensors."""
+
 BATCH_SPREAD = 0.02
 """For each doubling of the batch beyond those fitted to: an assumption."""
 
@@ -73,6 +78,7 @@ class Dnn(NamedTuple):
 
 RESNET_50_S = 2.55e-3
 """Between batches of 32 and 128, float32 (MXNet's published speeds on V100: 298.51, 363.69/s)."""
+
 DNNS = {
     "resnet50": Dnn(102.2e6, 9.4e6, RESNET_50_S),
     # between batches of 64 and 128 of 299 x 299 pixels (MXNet: 247.43, 253.68/s), and by the
@@ -126,7 +132,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
     @property
     def dnn(self) -> str:
         """The model in plain letters, as :data:`DNNS` has it."""
-        return "".join(letter for letter in self.model.lower() if letter.isalnum())
+        return dnns.plain(self.model)
 
     @property
     def kind(self) -> Kind:
@@ -135,11 +141,6 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
         if "server" in name:
             return "server"
         return "pairs" if "p2p" in name or "pair" in name else "allreduce"
-
-    @property
-    def samples(self) -> float:
-        """Images of a step of all GPUs."""
-        return float(self.batch_per_gpu * self.num_gpus)
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -209,10 +210,8 @@ def cases(folder: Path) -> list[Case]:
     """Every row that a split was not fitted to; step times in seconds."""
     fits = fitted.read("kungfu", Fit)
     table = rows.read(folder / "throughput.csv", Row)
-    unknown = sorted({row.model for row in table if row.dnn not in DNNS})
-    if unknown:
-        why = "no published speed on one V100, left out"
-        click.echo(f"{why}: {', '.join(unknown)}", err=True)
+    unknown = (row.model for row in table if row.dnn not in DNNS)
+    rows.say_left_out("no published speed on one V100", unknown)
     found = []
     for row in table:
         if row.dnn not in DNNS:
@@ -278,8 +277,8 @@ def fit(folder: Path) -> None:
     if not few:
         raise InputError(f"{folder}: no row of {GPUS} GPUs and up to {FEW_BATCH} images per GPU")
     fits = {"few": calibrated(few)}
-    dnns = sorted({row.dnn for row in table})
-    for left_out in dnns if len(dnns) > 1 else ():
+    names = sorted({row.dnn for row in table})
+    for left_out in names if len(names) > 1 else ():
         others = [row for row in table if row.dnn != left_out]
         fits[f"dnn without {left_out}"] = calibrated(others)
     fits["all"] = calibrated(table)
@@ -297,11 +296,11 @@ def calibrated(table: Sequence[Row]) -> Fit:
         if rest:
             fold = _fitted(rest)
             misses += [math.log(row.step_s / fold.predict(row)) for row in left_out]
-    spread = float(np.quantile(np.abs(misses), 0.9)) / WIDTH if misses else RESIDUAL
+    spread = tables.robust_spread(misses) if misses else RESIDUAL
     found = _fitted(table)
-    rates = {name: _round(rate) for name, rate in found.per_byte_s.items()}
-    shared = {name: _round(getattr(found, name)) for name in PRIORS}
-    return msgspec.structs.replace(found, per_byte_s=rates, spread=_round(spread), **shared)
+    rates = {name: fitted.rounded(rate) for name, rate in found.per_byte_s.items()}
+    shared = {name: fitted.rounded(getattr(found, name)) for name in PRIORS}
+    return msgspec.structs.replace(found, per_byte_s=rates, spread=fitted.rounded(spread), **shared)
 
 
 def _fitted(table: Sequence[Row]) -> Fit:
@@ -337,8 +336,3 @@ def _fitted(table: Sequence[Row]) -> Fit:
     ]
     found = least_squares(misses, np.concatenate([means, first]), loss="soft_l1")
     return made(found.x)
-
-
-def _round(value: float) -> float:
-    """Six digits, more than the rows have."""
-    return float(f"{value:.6g}")

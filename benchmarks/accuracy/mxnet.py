@@ -32,9 +32,8 @@ SOURCE = "mxnet"
 FILE, TOOL_FILE = "scaling_p2.16xlarge.csv", "kvstore_bandwidth.csv"
 
 NIC = Link(20e9 / 8, 50e-6, tables.ETHERNET_EFFICIENCY)
-"""20 Gbit/s between nodes of p2.16xlarge (aws.amazon.com/ec2/instance-types/p2)."""
-
-PCIE_LATENCY_S = 10e-6
+"""20 Gbit/s between nodes of p2.16xlarge (aws.amazon.com/ec2/instance-types/p2); the latency is an
+assumption."""
 
 LEAST, MOST = 0.5e9, 64e9
 """Between which the bandwidth of a GPU's link inside a node is sought; bytes/s."""
@@ -71,7 +70,7 @@ class Exchange(msgspec.Struct, frozen=True):
     size_mb: float = msgspec.field(name="size_MB")
 
 
-class Fit(msgspec.Struct, frozen=True, kw_only=True):
+class Fit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was fitted.
 
     Attributes
@@ -83,6 +82,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     server_s_per_byte : what an exchange by way of a server takes longer than one without it.
     most_gpus : of the runs.
     fitted : the runs.
+    alone : rows of one GPU, for folders without them; in *all*.
     """
 
     rows: int
@@ -92,6 +92,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     server_s_per_byte: float
     most_gpus: int
     fitted: tuple[str, ...]
+    alone: tuple[Row, ...] = ()
 
 
 ABOUT = About(
@@ -131,15 +132,18 @@ def cases(folder: Path) -> list[Case]:
     table = rows.read(folder / FILE, Row)
     found: list[Case] = []
     left_out: set[str] = set()
+    from_fits: set[str] = set()
     for row in table:
         fit = fits["few"] if row.key in fits["all"].fitted else fits["all"]
         if row.num_gpus == 1 or row.key in fit.fitted:
             continue
         profile = _alone(row, table)
         if profile is None:
-            left_out.add(row.model)
-            continue
-        found.append(_case(row, profile, fit))
+            profile = _alone(row, fits["all"].alone)
+            (left_out if profile is None else from_fits).add(row.model)
+        if profile is not None:
+            found.append(_case(row, profile, fit))
+    rows.say_from_fits(from_fits)
     rows.say_left_out("no run with one GPU, or size not known", left_out)
     return found
 
@@ -159,7 +163,6 @@ def _case(row: Row, profile: Profile, fit: Fit) -> Case:
         model=fit.miss,
         extrapolation=math.hypot(added * doublings, between),
     )
-    size = tables.gradient_bytes(profile)
     link = NIC if row.num_nodes > 1 else tables.PCIE
     return Case(
         f"{SOURCE}/few/{row.model}",
@@ -169,12 +172,11 @@ def _case(row: Row, profile: Profile, fit: Fit) -> Case:
         interval=uncertain.interval(predicted),
         pools=(f"{SOURCE}/few",),
         others={
-            "ideal scaling": alone_s,
-            "plain alpha-beta": tables.plain_alpha_beta_s(alone_s, size, row.num_gpus, link),
+            **tables.baselines(alone_s, profile.parameter_bytes, row.num_gpus, link),
             "coarse": coarse_s,
         },
         setting=row.model,
-        samples=float(row.num_gpus * row.batch_per_gpu),
+        samples=row.samples,
     )
 
 
@@ -192,12 +194,11 @@ def inside_node_s(
     row: Row, profile: Profile, bytes_per_s: float, fidelity: Fidelity = "fine"
 ) -> float:
     """Seconds of a step of the GPUs of one node, with links of that bandwidth."""
-    devices = -(-row.num_gpus // row.num_nodes)
-    if devices == 1:
+    if row.devices == 1:
         return profile.timings[0].total_s
-    cluster = tables.cluster(Link(bytes_per_s, PCIE_LATENCY_S))
-    options = {**INSIDE, "servers": devices}
-    return tables.step_s(profile, devices, cluster, "bsp", options, fidelity)
+    cluster = tables.cluster(Link(bytes_per_s, tables.PCIE.latency_s))
+    options = {**INSIDE, "servers": row.devices}
+    return tables.step_s(profile, row.devices, cluster, "bsp", options, fidelity)
 
 
 def between_nodes_s(
@@ -210,8 +211,7 @@ def between_nodes_s(
     """Seconds of a step of all nodes, each of which takes ``inside_s`` without the others."""
     if row.num_nodes == 1:
         return inside_s
-    devices = -(-row.num_gpus // row.num_nodes)
-    node = tables.as_one(profile, devices, inside_s)
+    node = tables.as_one(profile, row.devices, inside_s)
     server = Server(placement="colocated", update_per_byte_s=server_s_per_byte)
     options = {**BETWEEN, "servers": row.num_nodes}
     return tables.step_s(
@@ -230,7 +230,9 @@ def fit(folder: Path) -> None:
     few = [row for row in inside if row.num_gpus == fewest[row.model]]
     tool = folder / TOOL_FILE
     server = server_s_per_byte(rows.read(tool, Exchange)) if tool.is_file() else 0.0
-    fitted.write(SOURCE, {"few": _fit(few, table, server), "all": _fit(inside, table, server)})
+    alone = tuple(row for row in table if row.num_gpus == 1)
+    every = msgspec.structs.replace(_fit(inside, table, server), alone=alone)
+    fitted.write(SOURCE, {"few": _fit(few, table, server), "all": every})
 
 
 def _fit(some: Sequence[Row], table: Sequence[Row], server: float) -> Fit:
@@ -248,7 +250,7 @@ def _fit(some: Sequence[Row], table: Sequence[Row], server: float) -> Fit:
         rows=len(profiles) + len({row.model for row, _ in profiles}),
         inside_bytes_per_s=float(np.median(each)),
         bandwidths=tuple(round(one) for one in each),
-        miss=float(np.sqrt(np.mean(np.square(misses)))),
+        miss=tables.rms(misses),
         server_s_per_byte=server,
         most_gpus=max(row.num_gpus for row, _ in profiles),
         fitted=tuple(row.key for row, _ in profiles),

@@ -126,7 +126,8 @@ def _source(found: Found) -> str:
     about, fits = found.about, _fitted_rows(found.name)
     splits = []
     for name, split in about.splits.items():
-        counts = [n for key, n in fits.items() if key == name or key.startswith(f"{name}/")]
+        folds = (f"{name}/", f"{name} without ")
+        counts = [n for key, n in fits.items() if key == name or key.startswith(folds)]
         known = f" ({_span(counts)} rows)" if counts else ""
         splits.append([name, split.calibrated + known, split.predicted])
     return (

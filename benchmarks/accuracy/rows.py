@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -20,20 +21,30 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
 
     Raises
     ------
-    InputError : there is no such file, or a row lacks a field or has a wrong one.
+    InputError : there is no such file, it is not UTF-8, or a row lacks a field or has a wrong one.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     found = []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            given = {key: value for key, value in row.items() if key is not None and value}
-            try:
-                found.append(msgspec.convert(given, kind, strict=False))
-            except msgspec.ValidationError as error:
-                raise InputError(f"{path}: line {reader.line_num}: {error}") from None
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a text file in UTF-8") from None
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    for row in reader:
+        given = {key: value for key, value in row.items() if key is not None and value}
+        try:
+            found.append(msgspec.convert(given, kind, strict=False))
+        except msgspec.ValidationError as error:
+            raise InputError(f"{path}: line {reader.line_num}: {error}") from None
     return found
+
+
+def say_from_fits(names: Iterable[str]) -> None:
+    """Say on standard error whose runs with one GPU are those of the fits, if any."""
+    listed = "; ".join(sorted(set(names)))
+    if listed:
+        click.echo(f"no run with one GPU, taken from the fits: {listed}", err=True)
 
 
 def say_left_out(why: str, names: Iterable[str]) -> None:

@@ -19,11 +19,11 @@ were never seen. A log is predicted from where its fit ends, a log without one f
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import msgspec
 import numpy as np
 import pandas as pd
@@ -77,8 +77,10 @@ SPREADS = tuple(float(cv) for cv in np.geomspace(0.02, 1.5, 16))
 """Coefficients of variation of the workers' times that are simulated."""
 
 NO_TIME_BYTES_PER_S = 1e15
+"""Of a link over which messages take no time."""
 
 PARTS = {"p90": 0.9, "p99": 0.99}
+"""Part of the updates that a percentile is of, by name of the split."""
 
 Floats = NDArray[np.float64]
 
@@ -156,10 +158,10 @@ def read(folder: Path) -> list[Log]:
             raise InputError(f"{path}: cannot read: {error}") from None
         log = Log(path.name.removesuffix(".csv.gz"), rows)
         if log.half < 2 * WINDOW * log.workers:
-            print(f"too short, left out: {log.name}", file=sys.stderr)
+            click.echo(f"too short, left out: {log.name}", err=True)
             continue
         if log.workers < 2:
-            print(f"one worker, nothing is ever stale, left out: {log.name}", file=sys.stderr)
+            click.echo(f"one worker, nothing is ever stale, left out: {log.name}", err=True)
             continue
         found.append(log)
     if not found:
@@ -199,11 +201,11 @@ def cases(folder: Path) -> list[Case]:
     for log in read(folder):
         fit = next((fits[key] for key in _keys(log) if key in fits), None)
         if fit is None:
-            print(f"no fit to {log.family} logs, left out: {log.name}", file=sys.stderr)
+            click.echo(f"no fit to {log.family} logs, left out: {log.name}", err=True)
             continue
         first = fit.logs.get(log.name, log.half)
         if first + WINDOW * log.workers > len(log.rows):
-            print(f"fitted to all of it, left out: {log.name}", file=sys.stderr)
+            click.echo(f"fitted to all of it, left out: {log.name}", err=True)
             continue
         found += _cases(log, fit, first)
     if not found:

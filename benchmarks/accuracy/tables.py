@@ -14,13 +14,13 @@ from perfmodel import Cluster, Link, Server, Source, make_job, predict
 from perfmodel.api import Fidelity
 from perfmodel.errors import number, whole_number
 from perfmodel.profile import Profile
+from perfmodel.uncertainty import COVERAGE, WIDTH
 
 PCIE = Link(12e9, 10e-6)
 """What PCIe 3.0 x16 moves in practice, one way."""
 
 ETHERNET_EFFICIENCY = 0.9415
 """Payload of TCP in frames of 1500 bytes: 1448 of the 1538 bytes that each takes on the wire."""
-
 
 RUN_SPREAD = 0.01
 """Standard deviation of one measured throughput, as a fraction: an assumption. In the table of
@@ -52,7 +52,17 @@ class ImagesRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def step_s(self) -> float:
         """Seconds of a step."""
-        return self.num_gpus * self.batch_per_gpu / self.images_per_s
+        return self.samples / self.images_per_s
+
+    @property
+    def samples(self) -> float:
+        """Images of a step of all GPUs."""
+        return float(self.num_gpus * self.batch_per_gpu)
+
+    @property
+    def devices(self) -> int:
+        """GPUs of the fullest node."""
+        return -(-self.num_gpus // self.num_nodes)
 
 
 def step_s(
@@ -103,20 +113,32 @@ def as_one(profile: Profile, devices: int, seconds: float) -> Profile:
     return msgspec.structs.replace(profile, timings=(changed,))
 
 
-def gradient_bytes(profile: Profile) -> float:
-    """Bytes of all gradients of a profile."""
-    if profile.gradients is not None:
-        return profile.gradients.bytes
-    return sum(tensor.bytes for layer in profile.layers for tensor in layer.tensors)
+def baselines(alone_s: float, size_bytes: float, workers: int, link: Link) -> dict[str, float]:
+    """Naive predictions of a step that takes ``alone_s`` on one device.
 
-
-def plain_alpha_beta_s(alone_s: float, size_bytes: float, workers: int, link: Link) -> float:
-    """A step and then a ring over the nominal link, with nothing hidden."""
+    *Ideal scaling* is that step, *plain alpha-beta* adds a ring over the nominal link with nothing
+    hidden.
+    """
     steps = 2 * (workers - 1)
-    return alone_s + steps * (link.latency_s + size_bytes / workers / link.bandwidth_bytes_per_s)
+    ring_s = steps * (link.latency_s + size_bytes / workers / link.bandwidth_bytes_per_s)
+    return {"ideal scaling": alone_s, "plain alpha-beta": alone_s + ring_s}
 
 
 def spread(logs: ArrayLike) -> float:
     """Standard deviation about the mean, 0 of fewer than two values."""
     found = np.asarray(logs, dtype=float)
     return float(np.std(found, ddof=1)) if found.size > 1 else 0.0
+
+
+def rms(misses: ArrayLike) -> float:
+    """Root mean square: the standard deviation about 0."""
+    return float(np.sqrt(np.mean(np.square(misses))))
+
+
+def robust_spread(misses: ArrayLike) -> float:
+    """Standard deviation of the normal distribution that has 9 of 10 misses as far from 0 as these.
+
+    >>> round(robust_spread([-2.0, -1.0, 0.0, 1.0, 2.0]), 2)
+    1.22
+    """
+    return float(np.quantile(np.abs(misses), COVERAGE)) / WIDTH

@@ -34,7 +34,7 @@ from perfmodel.uncertainty import Uncertainty
 SOURCE, FILE = "tensorflow", "throughput.csv"
 
 NIC = Link(10e9 / 8, 50e-6, tables.ETHERNET_EFFICIENCY)
-"""10 Gbit/s between nodes of p2.8xlarge."""
+"""10 Gbit/s between nodes of p2.8xlarge; the latency is an assumption."""
 
 NVLINK = Link(40e9, 10e-6)
 """What a ring gets of the NVLinks of a P100, four of 20 GB/s each way, in practice."""
@@ -47,6 +47,9 @@ LOADS = 0.95
 
 THREADS = {"DGX-1": 80, "p2.8xlarge": 32, "p2.16xlarge": 64, "n1-standard-32": 32}
 """Hardware threads of a node, which load images, by a part of the platform's name."""
+
+ROUNDING = 1e-3
+"""A step that is longer than loading by no more than this fraction is all loading."""
 
 LOADING_SPREAD = 0.2
 """Standard deviation of the logarithm of a step that loading limits: an assumption, as the limit
@@ -64,12 +67,8 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
     num_ps: int | None = None
 
     @property
-    def devices(self) -> int:
-        """GPUs of a node."""
-        return -(-self.num_gpus // self.num_nodes)
-
-    @property
     def method(self) -> str:
+        """How gradients are exchanged, and where variables are."""
         return f"{self.variable_update} {self.local_parameter_device}"
 
     @property
@@ -97,7 +96,7 @@ class Known(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...]
 
 
-class Fit(msgspec.Struct, frozen=True, kw_only=True):
+class Fit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was fitted.
 
     Attributes
@@ -106,6 +105,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     pooled : the median slowdown of each group of configurations.
     differ : root mean square of the logarithm of slowdowns over that of their first group.
     thread_images_per_s : most that a hardware thread loads, None where that limited no run.
+    alone : a row of one GPU for each platform, DNN and batch, for folders without such rows; in
+        *all*.
     """
 
     rows: int
@@ -113,13 +114,16 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     pooled: dict[str, float]
     differ: float
     thread_images_per_s: float | None = None
+    alone: tuple[Row, ...] = ()
 
     def has(self, row: Row) -> bool:
+        """Whether it was fitted to this row."""
         return (
             row.configuration in self.known and row.num_gpus in self.known[row.configuration].gpus
         )
 
     def slowdown_of(self, row: Row) -> float:
+        """That of the configuration, or of the smallest group that was fitted, else 1."""
         if row.configuration in self.known:
             return self.known[row.configuration].slowdown
         return next((self.pooled[group] for group in row.groups if group in self.pooled), 1.0)
@@ -166,15 +170,18 @@ def cases(folder: Path) -> list[Case]:
     table = rows.read(folder / FILE, Row)
     found: list[Case] = []
     left_out: set[str] = set()
+    from_fits: set[str] = set()
     for row in table:
         fit = fits["few"] if fits["all"].has(row) else fits["all"]
         if row.num_gpus == 1 or fit.has(row):
             continue
         profile = _alone(row, table)
         if profile is None:
-            left_out.add(f"{row.model} on {row.platform}")
-            continue
-        found.append(_case(row, profile, fit))
+            profile = _alone(row, fits["all"].alone)
+            (left_out if profile is None else from_fits).add(f"{row.model} on {row.platform}")
+        if profile is not None:
+            found.append(_case(row, profile, fit))
+    rows.say_from_fits(from_fits)
     rows.say_left_out("no run with one GPU, or layers not known", left_out)
     return found
 
@@ -182,7 +189,7 @@ def cases(folder: Path) -> list[Case]:
 def _case(row: Row, profile: Profile, fit: Fit) -> Case:
     slowdown, loading_s = fit.slowdown_of(row), fit.loading_s(row)
     predicted = predicted_s(row, profile, slowdown, loading_s)
-    limited = predicted < 1.001 * loading_s
+    limited = predicted < loading_s * (1.0 + ROUNDING)
     alone_s = profile.timings[0].total_s
     link = NIC if row.num_nodes > 1 else tables.PCIE
     return Case(
@@ -193,14 +200,11 @@ def _case(row: Row, profile: Profile, fit: Fit) -> Case:
         interval=_uncertainty(row, fit, limited).interval(predicted),
         pools=(f"{SOURCE}/few",),
         others={
-            "ideal scaling": alone_s,
-            "plain alpha-beta": tables.plain_alpha_beta_s(
-                alone_s, tables.gradient_bytes(profile), row.num_gpus, link
-            ),
+            **tables.baselines(alone_s, profile.parameter_bytes, row.num_gpus, link),
             "coarse": predicted_s(row, profile, slowdown, loading_s, "coarse"),
         },
         setting=f"{row.model}, {row.platform}",
-        samples=float(row.num_gpus * row.batch_per_gpu),
+        samples=row.samples,
     )
 
 
@@ -294,7 +298,13 @@ def fit(folder: Path) -> None:
         for name in {row.configuration for row in many}
     }
     few = [row for row in many if row.num_gpus == fewest[row.configuration]]
-    fitted.write(SOURCE, {"few": _fit(few, table), "all": _fit(many, table)})
+    alone = {
+        (row.platform, row.gpu, row.model, row.batch_per_gpu): row
+        for row in reversed(table)
+        if row.num_gpus == 1
+    }
+    every = msgspec.structs.replace(_fit(many, table), alone=tuple(alone.values()))
+    fitted.write(SOURCE, {"few": _fit(few, table), "all": every})
 
 
 def _fit(some: Sequence[Row], table: Sequence[Row]) -> Fit:
@@ -327,7 +337,7 @@ def _fit(some: Sequence[Row], table: Sequence[Row]) -> Fit:
             for name, of in gpus.items()
         },
         pooled={name: round(math.exp(log), 4) for name, log in pooled.items()},
-        differ=round(float(np.sqrt(np.mean(np.square(differ)))), 4),
+        differ=round(tables.rms(differ), 4),
         thread_images_per_s=round(max(rates), 2) if rates else None,
     )
 

@@ -165,8 +165,8 @@ def _alone(device: str, workers: int, rates: list[float]) -> float:
 
     most = 2.0 * rate
     if workers == 1 or miss(most) < 0.0:  # the server alone would be slower than what was measured
-        return float(f"{rate / workers:.6g}")
-    return float(f"{brentq(miss, rate / workers / 2.0, most, rtol=1e-4):.6g}")
+        return fitted.rounded(rate / workers)
+    return fitted.rounded(brentq(miss, rate / workers / 2.0, most, rtol=1e-4))
 
 
 def _server(alone: Mapping[str, float]) -> ServerFit:

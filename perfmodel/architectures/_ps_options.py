@@ -55,7 +55,7 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
 
     @property
     def in_step(self) -> bool:
-        """Whether workers wait for each other."""
+        """Whether workers wait for each other: always, or at the bound of their staleness."""
         return self.sync == "bsp" or (self.sync == "ssp" and self.staleness_bound < math.inf)
 
     @property

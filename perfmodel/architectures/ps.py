@@ -146,24 +146,20 @@ class _Builder:
 
     def _parts(self) -> Floats:
         """What each push gets of a full link into its server, (pushers, slices): 1 if all alike."""
-        job, slices = self.job, self.slices
+        server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
         found = np.ones((self.shape[0], self.options.servers))
+        if queue_bytes is None or not self.options.in_step:
+            return found[:, server_of]
         node = self.workers.node[self.pushers.worker]
-        if job.cluster.queue_bytes is not None and self.options.in_step:
-            receivers = len(np.unique(self.home))
-            for server, home in enumerate(self.home):
-                away = node != home
-                # where there are no more senders than receivers, queues stay short
-                if len(np.unique(node[away])) > receivers:
-                    sent_bytes = float(self.sent[slices.server == server].sum())
-                    found[away, server] = incast.parts(
-                        int(away.sum()),
-                        sent_bytes,
-                        job.cluster.queue_bytes,
-                        seed=job.seed,
-                        link=server,
-                    )
-        return found[:, slices.server]
+        receivers = len(np.unique(self.home))
+        for server, home in enumerate(self.home):
+            away = node != home
+            if len(np.unique(node[away])) > receivers:  # else queues stay short
+                sent_bytes = float(self.sent[server_of == server].sum())
+                found[away, server] = incast.parts(
+                    int(away.sum()), sent_bytes, queue_bytes, seed=self.job.seed, link=server
+                )
+        return found[:, server_of]
 
     def _transfers(
         self, label: str, size: Floats, *, to_servers: bool, weight: ArrayLike = 1.0

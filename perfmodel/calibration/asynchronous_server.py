@@ -125,7 +125,10 @@ def _reference(series: Sequence[Series]) -> tuple[float, float]:
 
 
 def _start(series: Sequence[Series], reference: tuple[float, float]) -> dict[str, float]:
-    """The parameters as they are expected before any run, in the order of the estimates."""
+    """Where the search begins, in the order of the estimates.
+
+    Steps are those of the fewest workers, the rest is what was known before any run.
+    """
     tensors, size_bytes = reference
     tensor_s, byte_s = (figure.demand_s for figure in PUBLISHED)
     return {

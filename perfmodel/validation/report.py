@@ -79,7 +79,7 @@ def _groups(found: Validation) -> Table:
     for group, summaries in found.summaries().items():
         for name, summary in summaries.items():
             if name != "samples_per_s" or "step_s" not in summaries:
-                inside = f"{coverage[group]:.0%}" if name == "step_s" else ""
+                inside = f"{coverage[group]:.0%}" if name == "step_s" and group in coverage else ""
                 table.add_row(escape(group), HEADS[name], *_figures(name, summary), inside)
     return table
 

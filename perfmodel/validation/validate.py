@@ -72,8 +72,9 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
                 for o in self.outcomes
                 if group in (o.group, "all") and "step_s" in o.scores
             ]
-            if inside:
-                found[group] = sum(map(bool, inside)) / len(inside)
+            known = [one for one in inside if one is not None]
+            if known:
+                found[group] = sum(known) / len(known)
         return found
 
     def beyond(self, tolerance: float, statistic: Statistic = "worst") -> list[str]:

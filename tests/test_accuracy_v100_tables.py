@@ -19,8 +19,8 @@ from benchmarks.accuracy import dlperf, fitted, kungfu, transient
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
+from tests.measured import measured
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 ADAPTERS = {"dlperf": dlperf, "kungfu": kungfu, "transient": transient}
 
 
@@ -36,10 +36,7 @@ def kungfu_row(model: str, system: str, batch: int) -> kungfu.Row:
 
 
 def shared(adapter: ModuleType) -> Path:
-    folder = DATA / str(adapter.ABOUT.folder)
-    if not folder.is_dir():
-        pytest.skip(f"the measured runs of {folder.name} are not at hand")
-    return folder
+    return measured(adapter.ABOUT.folder)
 
 
 def write(folder: Path, found: Iterable[dict[str, Any]], name: str = "throughput.csv") -> Path:
@@ -252,9 +249,9 @@ def named(cases: Iterable[Case], split: str) -> dict[str, Case]:
     return {case.name: case for case in cases if case.group.split("/")[1] == split}
 
 
-def test_dlperf_recovers_what_nodes_add(own_fits: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_fits")
+def test_dlperf_recovers_what_nodes_add(tmp_path: Path) -> None:
     """A node adds 20 ms; two nodes a wait of 10 ms, and half a ring that is not hidden."""
-    del own_fits
     table = []
     for model, size_bytes in (("ResNet50 V1.5", 102_228_128), ("BERT Base", 438_057_192)):
         pair_s = 0.010 + 0.5 * size_bytes / 12.5e9
@@ -369,8 +366,8 @@ def bars(model: str, batches: Iterable[int], speed: float = 1.0) -> list[dict[st
     return found
 
 
-def test_kungfu_recovers_what_a_system_takes(own_fits: Path, tmp_path: Path) -> None:
-    del own_fits
+@pytest.mark.usefixtures("own_fits")
+def test_kungfu_recovers_what_a_system_takes(tmp_path: Path) -> None:
     batches = (16, 32, 64, 128, 256)
     table = [*bars("ResNet50", batches, 1.05), *bars("InceptionV3", batches, 1.05)]
     kungfu.fit(write(tmp_path, table))
@@ -452,8 +449,8 @@ def test_transient_predicts_mixed_devices_and_two_servers(
     )
 
 
-def test_transient_learns_a_device_from_its_fewest_workers(own_fits: Path, tmp_path: Path) -> None:
-    del own_fits
+@pytest.mark.usefixtures("own_fits")
+def test_transient_learns_a_device_from_its_fewest_workers(tmp_path: Path) -> None:
     table = [*runs("1ps1v", 14.0), *runs("1ps5v", 40.0), *runs("1ps2k", 9.0)]
     folder = write(tmp_path, table, "runs.csv")
     transient.fit(folder)
