@@ -14,7 +14,7 @@ from benchmarks.accuracy.page import Found, page
 from benchmarks.accuracy.scaling import Case as Estimate
 from benchmarks.accuracy.sources import SOURCES, adapter
 from benchmarks.accuracy.summaries import summarise
-from benchmarks.accuracy.targets import TARGETS
+from benchmarks.accuracy.targets import LIMITS, TARGETS
 
 ABOUT = About(
     title="Rings in the lab",
@@ -41,6 +41,9 @@ def source(errors: Sequence[float]) -> Found:
         for i, error in enumerate(errors)
     ]
     return Found("dlperf", ABOUT, cases, summarise(cases))
+
+
+POOL = "adsp/waiting:idle"
 
 
 class Entry(msgspec.Struct):
@@ -78,10 +81,23 @@ def test_a_goal_that_was_missed_shows(errors: list[float], reached: str) -> None
     assert "ideal scaling 50.0% / 50.0%" in row
 
 
+@pytest.mark.parametrize(("errors", "reached"), [([0.01, -0.08], "yes"), ([0.01, 0.12], "no")])
+def test_idleness_is_judged_by_its_mean_error(errors: list[float], reached: str) -> None:
+    cases = [
+        Case("adsp/waiting/BSP:idle", "w", 0.3 + error, 0.3, relative=False, pools=(POOL,))
+        for error in errors
+    ]
+    text = page([Found("adsp", ABOUT, cases, summarise(cases))], {})
+    mean = sum(map(abs, errors)) / 2
+    assert f"| {POOL} | 2 | mean {mean:.3f} | 0.05 | {reached} |" in text
+
+
 def test_goals_are_of_sources_that_there_are() -> None:
     for target in TARGETS:
         assert target.group.partition("/")[0] in SOURCES
         assert 0.0 < target.median < target.p90 < 1.0
+    for limit in LIMITS:
+        assert limit.group.partition("/")[0] in SOURCES
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -20,7 +20,7 @@ from benchmarks.accuracy.__main__ import figure
 from benchmarks.accuracy.cases import About, Case
 from benchmarks.accuracy.sources import SOURCES, adapter
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
-from benchmarks.accuracy.targets import TARGETS, Target
+from benchmarks.accuracy.targets import LIMITS, TARGETS, Limit, Target
 from perfmodel import files
 from perfmodel.errors import InputError
 
@@ -59,6 +59,7 @@ def page(sources: Iterable[Found], computing: Mapping[str, Sequence[scaling.Case
     listed = list(sources)
     return TEMPLATE.read_text(encoding="utf-8").format(
         goals=_goals(listed),
+        limits=_limits(listed),
         ranking=_ranking(listed),
         sources="".join(_source(found) for found in listed),
         computing=_computing(computing),
@@ -80,6 +81,22 @@ def _goals(sources: Sequence[Found]) -> str:
         ),
         (_target(t, groups[t.group]) for t in TARGETS if t.group in groups),
     )
+
+
+def _limits(sources: Sequence[Found]) -> str:
+    rows = []
+    for limit in LIMITS:
+        cases = [c for found in sources for c in found.cases if limit.group in (c.group, *c.pools)]
+        if cases:
+            rows.append(_limit(limit, [abs(case.error) for case in cases]))
+    return _rows(("idleness and staleness", "figures", "error", "goal", "reached"), rows)
+
+
+def _limit(limit: Limit, sizes: Sequence[float]) -> list[str]:
+    size = max(sizes) if limit.statistic == "worst" else sum(sizes) / len(sizes)
+    reached = "yes" if size <= limit.most else "no"
+    count = str(len(sizes))
+    return [limit.group, count, f"{limit.statistic} {size:.3f}", f"{limit.most:g}", reached]
 
 
 def _target(target: Target, group: Mapping[str, Any]) -> list[str]:

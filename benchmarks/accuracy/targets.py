@@ -1,8 +1,8 @@
-"""What the errors of predicted step times should stay within, before anything was predicted."""
+"""What errors should stay within, set before anything was predicted."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Target(NamedTuple):
@@ -36,4 +36,24 @@ TARGETS = (
     Target("dlperf/few", 0.05, 0.15),
     Target("mxnet/few", 0.05, 0.15),
     Target("kungfu/few", 0.05, 0.15),
+)
+
+
+class Limit(NamedTuple):
+    """What the mean or the worst size of a group's errors should stay within: a part of the time,
+    updates, or a fraction of the mean staleness."""
+
+    group: str
+    statistic: Literal["mean", "worst"]
+    most: float
+
+
+LIMITS = (
+    Limit("pollux/a:idle", "mean", 0.03),
+    Limit("sia/a-rtx:idle", "mean", 0.03),
+    Limit("bytedance/half:idle", "mean", 0.05),
+    Limit("adsp/waiting:idle", "mean", 0.05),
+    Limit("staleness_delay/mean-BCD:staleness", "worst", 0.005),
+    Limit("staleness_delay/p90-BCD:staleness", "worst", 1.0),
+    Limit("staleness_delay/p99-BCD:staleness", "worst", 1.0),
 )
