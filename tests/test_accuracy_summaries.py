@@ -100,6 +100,28 @@ def test_rows_are_read_whatever_else_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "name,count,extra\r\na,3,\r\nb,4,0.5\r\n\r\n",
+        '"extra","count","name"\n"","3","a"\n"0.5","4","b"\n\n',
+        "\ufeffname,count,extra\na,3.0,\nb,4,0.5",
+    ],
+)
+def test_tables_may_be_written_by_other_programs(tmp_path: Path, text: str) -> None:
+    """Windows line ends, quotes, a mark of the encoding, an empty line at the end or none."""
+    path = tmp_path / "table.csv"
+    path.write_bytes(text.encode())
+    assert rows.read(path, Row) == [Row("a", 3), Row("b", 4, 0.5)]
+
+
+def test_other_encodings_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes("name,count\nä,3\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"table\.csv: not a text file in UTF-8"):
+        rows.read(path, Row)
+
+
+@pytest.mark.parametrize(
     ("text", "what"),
     [("name,count\na,many\n", "line 2: "), ("name\na\n", "line 2: "), (None, "no such file")],
 )

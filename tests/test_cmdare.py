@@ -254,7 +254,10 @@ def test_order_and_further_columns_do_not_matter(tmp_path: Path) -> None:
     [
         ([run("2k80+1p100", "resnet32", 1, 4, 1.0)], "no run that can be predicted"),
         ([run("k80", "resnet32", 1, 2, 9.0)], "no run that can be predicted and was not fitted to"),
-        ([run("k80", "resnet32", 1, 2, -9.0)], "line 2: steady_steps_per_s_wall: must be more than 0"),
+        (
+            [run("k80", "resnet32", 1, 2, -9.0)],
+            "line 2: steady_steps_per_s_wall: must be more than 0",
+        ),
         ([{"gpu": "k80"}], "line 2: Object missing required field `model`"),
         ([run("k80", "resnet32", 1, 2, 9.0) | {"num_ps": "one"}], "Expected `int`, got `str`"),
     ],
