@@ -133,13 +133,27 @@ def test_without_a_queue_all_share_alike(options: dict[str, Any]) -> None:
     assert weights(job(WORK, where, 4, "ps", options)) == [1.0]
 
 
-def test_who_waits_for_nobody_shares_alike() -> None:
-    """ASP, SSP without a bound, and as many servers as workers, where no queue fills."""
-    assert weights(incast(4, QUEUE_BYTES, sync="asp")) == [1.0]
-    assert weights(incast(4, QUEUE_BYTES, sync="ssp", staleness_bound=math.inf)) == [1.0]
+def test_as_many_servers_as_workers_share_alike() -> None:
+    """No queue fills there."""
     assert weights(incast(4, QUEUE_BYTES, servers=4)) == [1.0]
     assert len(weights(incast(4, QUEUE_BYTES, sync="ssp"))) > 1
+    assert len(weights(incast(4, QUEUE_BYTES, sync="asp"))) > 1
     assert len(weights(incast(4, QUEUE_BYTES, servers=2))) > 1
+
+
+def test_unequal_parts_break_the_lockstep_at_a_hot_server() -> None:
+    """Most bytes are whole on one of two servers. With equal parts, asynchronous workers that begin
+    together stay together: all compute while the hot link has nothing to do."""
+    work = workload([0.2, 0.2], [0.2, 0.2], [8e6, 1e6])
+    options = DUPLEX | {"sync": "asp", "servers": 2, "split_above_bytes": math.inf}
+
+    def step_s(queue_bytes: float | None) -> float:
+        where = cluster(10e6, queue_bytes=queue_bytes)
+        return predict(job(work, where, 4, "ps", options, start="together")).iteration_s
+
+    bound = 4 * 8e6 / 10e6
+    assert step_s(None) > 1.3 * bound
+    assert bound <= step_s(2**19) < 1.15 * bound
 
 
 def test_servers_on_the_workers_nodes() -> None:
@@ -185,7 +199,7 @@ def test_the_coarse_model_says_that_it_leaves_this_out() -> None:
     assert found.error_band is not None
     assert found.error_band.p90 is None
     assert "unequal parts of a full link" in found.error_band.text
-    for alike in (incast(4, None), incast(4, QUEUE_BYTES, sync="asp")):
+    for alike in (incast(4, None), incast(4, None, sync="asp")):
         found = predict(alike, fidelity="coarse")
         assert found.error_band is not None
         assert found.error_band.p90 is not None

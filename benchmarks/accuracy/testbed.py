@@ -67,11 +67,13 @@ to one server: with `queue_bytes` the parts of its link are as
 of 8 and 6 synchronous workers with many small layers were 11 and 12 % too low without it, and
 that of a bounded-staleness run with jitter 25 %. It takes the size of the queue and constants of
 RFC 9438, nothing else; that windows are equal when a step's pushes begin was chosen among two
-derivations (the other: drawn from the long run) when the runs were known.
+derivations (the other: drawn from the long run) when the runs were known. So was that
+asynchronous workers have unequal parts as well, which leaves errors as they were: it is there for
+servers hotter than those of these runs.
 
 *Worst cases.* MXNet's worker asks for a parameter once its push has been acknowledged, and the
 request waits behind the pushes that are queued by then. `pull=request` simulates that: synchronous
-runs come out 0 to 6 % too fast then, asynchronous ones between 12 % too fast and 20 % too slow.
+runs come out 0 to 6 % too fast then, asynchronous ones between 13 % too fast and 11 % too slow.
 Which of both describes MXNet is not to be chosen by the outcome, so the default is used. An
 asynchronous server whose link is always busy in the simulation reaches 90 % of it in reality
 (AlexNet with 4 workers); 111 packets were lost in that run. AlexNet in step with 2 to 8 workers is

@@ -54,11 +54,6 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
             raise InputError("local_aggregation: cannot be combined with compression")
 
     @property
-    def in_step(self) -> bool:
-        """Whether workers wait for each other: always, or at the bound of their staleness."""
-        return self.sync == "bsp" or (self.sync == "ssp" and self.staleness_bound < math.inf)
-
-    @property
     def unused(self) -> set[str]:
         """Options that have no effect, given the others."""
         return super().unused | {

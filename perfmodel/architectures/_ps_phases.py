@@ -328,7 +328,6 @@ def leaves_out(job: Job) -> str | None:
             "credit": options.credit_bytes > 0.0,
             "pull=request": options.pull == "request",
             "unequal parts of a full link": job.cluster.queue_bytes is not None
-            and options.in_step
             and job.workers > options.servers,
         },
     )

@@ -148,7 +148,7 @@ class _Builder:
         """What each push gets of a full link into its server, (pushers, slices): 1 if all alike."""
         server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
         found = np.ones((self.shape[0], self.options.servers))
-        if queue_bytes is None or not self.options.in_step:
+        if queue_bytes is None:
             return found[:, server_of]
         node = self.workers.node[self.pushers.worker]
         receivers = len(np.unique(self.home))
@@ -394,7 +394,7 @@ ARCHITECTURE = Architecture(
         "one connection per worker and server and direction, one message at a time, in order; the "
         "tensors that a layer keeps on one server travel together",
         "all connections share a full link alike, unless queue_bytes of the cluster says that "
-        "losses make their parts unequal (bsp, ssp)",
+        "losses make their parts unequal",
         "every pushed tensor costs the server its update time, also under BSP; without overlap "
         "(and without duplex) nothing is applied before a worker's whole gradient is in",
         "a worker's copy is the one right after its own push was applied (asp), or the one at the "
