@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.accuracy import intervals as learning
@@ -32,6 +32,7 @@ def total(**more: Any) -> float:
 # -- the arithmetic --------------------------------------------------------------------------------
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(1e-3, 1e3))
 def test_an_interval_holds_the_value_and_is_as_wide_on_either_side(
     model: float, measurement: float, value: float
