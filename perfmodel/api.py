@@ -10,8 +10,7 @@ import msgspec
 
 from perfmodel import architectures, catalogue, coarse, fine
 from perfmodel.cluster import Cluster, Link
-from perfmodel.engine import Progress
-from perfmodel.errors import InputError, number, unknown_name
+from perfmodel.errors import InputError, number, unknown_name, whole_number
 from perfmodel.fine import build_graph
 from perfmodel.intervals import with_interval
 from perfmodel.job import Jitter, Job, Start, Straggler
@@ -20,10 +19,14 @@ from perfmodel.prediction import Prediction
 from perfmodel.profile import Profile
 from perfmodel.provenance import Assumption
 from perfmodel.units import dimension_of
+from perfmodel.warmup import Progress
 from perfmodel.workload import Workload
 
 REL_CI = 0.01
 """Half-width of the 95 % confidence interval that a random job is simulated to, as a fraction."""
+
+MOST_ITERATIONS = 1_000_000
+"""Iterations of which the start of a run may be simulated."""
 
 TOLERANCE = 0.05
 """Error that *auto* puts up with in nine of ten coarse predictions (fraction of the iteration)."""
@@ -112,6 +115,7 @@ def predict(
     dataset_size: int | None = None,
     epochs: int | None = None,
     rel_ci: float = REL_CI,
+    iterations: int | None = None,
     progress: Progress | None = None,
 ) -> Prediction:
     """Predict how fast ``job`` trains.
@@ -125,25 +129,34 @@ def predict(
     dataset_size, epochs : samples per epoch and number of epochs, for the training time.
     rel_ci : half-width of the confidence interval that a random job is simulated to, as a fraction
         of its throughput.
+    iterations : predict the first so many iterations of a run instead of the long run: until each
+        worker has ended them, with the transient that they begin with. Needs *fine*.
     progress : called with (done, expected) while a job is simulated.
 
     Raises
     ------
     InputError : an unknown ``fidelity``; ``tolerance`` or ``rel_ci`` not in (0, 1]; ``epochs``
-        without ``dataset_size``, or either below 1.
+        without ``dataset_size``, or either below 1; ``iterations`` not in 1 to MOST_ITERATIONS, or
+        with ``dataset_size`` or a fidelity other than *fine*.
     """
     if fidelity not in FIDELITIES:
         raise unknown_name("fidelity", fidelity, FIDELITIES)
     number("tolerance", tolerance, above=0.0, at_most=1.0)
     number("rel_ci", rel_ci, above=0.0, at_most=1.0)
     totals = Totals(dataset_size, epochs)
+    if iterations is not None:
+        whole_number("iterations", iterations, at_most=MOST_ITERATIONS)
+        if fidelity != "fine":
+            raise InputError(f"iterations: only a simulation has a start, fidelity is {fidelity}")
+        if dataset_size is not None:
+            raise InputError("iterations: epochs are of the long run; leave out dataset_size")
     job = with_layers(job)
     if fidelity == "auto":
         answer = _as_needed(job, totals, tolerance, rel_ci, progress)
     elif fidelity == "coarse":
         answer = coarse.predict(job, totals)
     else:
-        answer = fine.predict(job, totals, rel_ci=rel_ci, progress=progress)
+        answer = fine.predict(job, totals, rel_ci=rel_ci, iterations=iterations, progress=progress)
     return with_interval(job, answer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -10,12 +11,13 @@ import numpy as np
 from perfmodel import architectures, particulars
 from perfmodel.architectures._workers import alike
 from perfmodel.bottlenecks import bottleneck, chrome_trace
-from perfmodel.engine import Progress, simulate, timeline
+from perfmodel.engine import first_iterations, simulate, timeline
 from perfmodel.graph import CAUSES, Block, Floats, OpGraph
 from perfmodel.job import Job
 from perfmodel.measures import Measures
 from perfmodel.particulars import Totals
 from perfmodel.prediction import ClockGap, Idle, Prediction, Staleness, Utilisation, percentile
+from perfmodel.warmup import Progress
 
 ROUNDING = 1e-9
 """Idle fractions below this are none."""
@@ -33,7 +35,12 @@ def build_graph(job: Job, *, fold: bool = False) -> OpGraph:
 
 
 def predict(
-    job: Job, totals: Totals, *, rel_ci: float, progress: Progress | None = None
+    job: Job,
+    totals: Totals,
+    *,
+    rel_ci: float,
+    iterations: int | None = None,
+    progress: Progress | None = None,
 ) -> Prediction:
     """Predict how fast ``job`` trains, by simulating it.
 
@@ -41,10 +48,14 @@ def predict(
     ----------
     rel_ci : half-width of the confidence interval that a random job is simulated to, as a fraction
         of its throughput.
+    iterations : measure the first so many iterations; None for the long run.
     progress : called with (done, expected) while a job is simulated.
     """
     graph = build_graph(job, fold=True)
-    run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
+    if iterations is None:
+        run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
+    else:
+        run = first_iterations(graph, iterations, seed=job.seed, rel_ci=rel_ci, progress=progress)
     count = graph.group_count
     rate = float((run.iterations_per_s * count).sum())
     waits = (run.wait_fraction * count[:, None]).sum(axis=0) / count.sum()
@@ -58,6 +69,8 @@ def predict(
         fidelity="fine",
         error_band=None,
         throughput_ci_fraction=run.ci_fraction,
+        iterations=iterations,
+        transient_iterations=math.ceil(run.transient_rounds),
         compute_s=float(1.0 - np.average(idle, weights=count)) * iteration_s,
         exposed_communication_s=communicating * iteration_s,
         idle_fraction=Idle(

@@ -47,7 +47,10 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     ``updates_per_s`` rises per second of a counter, averaged over counters (0 without any);
     ``clock_gap_mean``, ``clock_gap_max`` iterations between the fastest and slowest group;
     ``ci_fraction`` half-width of the 95 % confidence interval of the throughput, as a fraction of
-    it (0 for a periodic run); ``rounds`` iterations of the slowest group, ``runs`` simulations.
+    it (0 for a periodic run);
+    ``transient_rounds`` rounds until workers that are tied together had drifted as far apart as
+    they do in the long run (0 for a periodic run, which does not say);
+    ``rounds`` iterations of the slowest group, ``runs`` simulations.
     """
 
     periodic: bool
@@ -55,6 +58,7 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     rounds: int
     elapsed_s: float
     ci_fraction: float
+    transient_rounds: float
     iterations_per_s: Floats
     busy_fraction: Floats
     wait_fraction: Floats
@@ -122,6 +126,7 @@ def measures(
     periodic: bool = False,
     ci_fraction: float = 0.0,
     runs: int = 1,
+    transient_rounds: float = 0.0,
     cycle: tuple[CriticalOp, ...] = (),
 ) -> Measures:
     """Measures of a stretch."""
@@ -143,6 +148,7 @@ def measures(
         rounds=t.rounds,
         elapsed_s=t.time,
         ci_fraction=ci_fraction,
+        transient_rounds=transient_rounds,
         iterations_per_s=np.where(took_time, t.iterations / seconds, np.inf),
         busy_fraction=np.where(took_time, t.marked_busy / seconds, 1.0),
         wait_fraction=np.where(

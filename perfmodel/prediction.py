@@ -153,6 +153,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     interval : where a measured run lies in 9 of 10 cases, see :mod:`perfmodel.intervals`.
     throughput_ci_fraction : half-width of the 95 % confidence interval of the simulation, as a
         fraction of the throughput (0 for a deterministic job).
+    iterations : how many iterations, from the start of training, the prediction is of; None for the
+        long run.
+    transient_iterations : iterations after which a fine prediction of the long run found that
+        workers which cannot drift apart for ever are as far apart as they stay.
     iteration_s : workers / sum of the workers' iterations per second.
     compute_s : mean time a device computes per iteration.
     exposed_communication_s : per iteration, time a device waits for the network or a server.
@@ -178,6 +182,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     throughput_samples_per_s: float
     interval: Interval | None = None
     throughput_ci_fraction: float
+    iterations: int | None = None
+    transient_iterations: int = 0
     iteration_s: float
     compute_s: float
     exposed_communication_s: float

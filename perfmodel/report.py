@@ -40,6 +40,9 @@ def _table(*columns: str) -> Table:
     return table
 
 
+SHORT_TRANSIENT = 20
+"""Iterations of a transient that goes unmentioned."""
+
 HEADS = {
     "throughput_samples_per_s": "samples/s",
     "iteration_s": "iteration",
@@ -147,6 +150,14 @@ def prediction(p: Prediction) -> None:
     table.add_row(
         "iteration", quantity(p.iteration_s, "s"), f"of which {quantity(p.compute_s, 's')} compute"
     )
+    if p.iterations is not None:
+        table.add_row("of the start", f"{p.iterations} iterations", "of each worker, at least")
+    if p.transient_iterations >= SHORT_TRANSIENT:
+        table.add_row(
+            "transient",
+            f"{p.transient_iterations} iterations",
+            "about as long do workers drift apart; the figures are of the time after it",
+        )
     if p.training is not None:
         t = p.training
         table.add_row(

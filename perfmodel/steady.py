@@ -21,7 +21,10 @@ FEWEST_BATCHES, MOST_BATCHES = 16, 32
 MOST_CORRELATION = 0.3
 """Lag-one correlation of batch means beyond which longer batches are needed."""
 
-CONFIDENCE = 0.975
+CONFIDENCE, AT_EACH_LOOK = 0.95, 0.97
+"""Of an interval as reported, and of each look at it. A run is looked at until its interval is
+narrow, which is sooner where it is narrow by chance: of intervals of 97 % that end a run, about
+95 % hold (docs/explanation/how-long-to-simulate.md)."""
 
 
 class Recurrence:
@@ -89,15 +92,15 @@ def warmups(rounds: int, least: int) -> list[int]:
     return [least, *(power for power in powers if power > least)]
 
 
-def ci_fraction(values: Sequence[float]) -> float:
-    """Half-width of the 95 % Student interval of the mean of values, as a fraction of it."""
+def ci_fraction(values: Sequence[float], confidence: float = CONFIDENCE) -> float:
+    """Half-width of the Student interval of the mean of values, as a fraction of it."""
     if len(values) < 2:
         return math.inf
     from scipy.special import stdtrit
 
     x = np.asarray(values)
     spread = float(x.std(ddof=1)) / math.sqrt(len(x))
-    return float(stdtrit(len(x) - 1, CONFIDENCE)) * spread / float(x.mean())
+    return float(stdtrit(len(x) - 1, (1.0 + confidence) / 2.0)) * spread / float(x.mean())
 
 
 class Series:
@@ -135,7 +138,7 @@ class Series:
             return 0.0
         if _correlation(rates) > MOST_CORRELATION:
             return math.inf
-        return ci_fraction(rates.tolist())
+        return ci_fraction(rates.tolist(), AT_EACH_LOOK)
 
     def last_ci_fraction(self) -> float:
         """The interval when there can be no more rounds: of longer batches if these hang together.
@@ -150,7 +153,7 @@ class Series:
             even = len(work) // 2 * 2
             work, time = _pairs(work[:even]), _pairs(time[:even])
         rates = np.array(work) / np.array(time)
-        return ci_fraction(rates.tolist()) if np.isfinite(rates).all() else 0.0
+        return ci_fraction(rates.tolist(), AT_EACH_LOOK) if np.isfinite(rates).all() else 0.0
 
 
 def _pairs(values: list[float]) -> list[float]:

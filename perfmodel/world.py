@@ -190,6 +190,16 @@ def column(world: World, records: str, field: str) -> NDArray[Any]:
     return array
 
 
+def values_at(world: World, records: str, field: str, where: NDArray[Any]) -> NDArray[Any]:
+    """One field of some records of a kind, as an array."""
+    values = getattr(world, records)
+    if isinstance(values, list):
+        kind = DTYPES[records][field]
+        return np.array([getattr(values[at], field) for at in where.tolist()], kind)
+    array: NDArray[Any] = values[field][where]
+    return array
+
+
 _classes: dict[str, Any] = {}
 
 

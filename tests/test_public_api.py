@@ -109,6 +109,8 @@ PREDICTION: dict[str, Any] = {
         "text": TEXT,
     },
     "throughput_ci_fraction": NUMBER,
+    "iterations": NOTHING,
+    "transient_iterations": WHOLE,
     "iteration_s": NUMBER,
     "compute_s": NUMBER,
     "exposed_communication_s": NUMBER,

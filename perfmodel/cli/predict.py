@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 @click.command()
 @job_options()
 @model_options("fine", "both")
+@click.option(
+    "--iterations", type=int, metavar="N", help="Of the first N iterations, not of the long run."
+)
 @click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -33,8 +36,11 @@ def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) ->
     from perfmodel import api
     from perfmodel.grids import per_worker
 
-    asked = {name: given.pop(name) for name in ("dataset_size", "epochs")} | asked_for(given)
+    of_predict = ("iterations", "dataset_size", "epochs")
+    asked = {name: given.pop(name) for name in of_predict} | asked_for(given)
     fidelity = asked["fidelity"]
+    if asked["iterations"] is not None and fidelity != "fine":
+        raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
     if trace is not None and fidelity in ("coarse", "auto"):
         raise InputError("--trace: shows a simulation; needs --fidelity fine")
     check_files(plot, trace)

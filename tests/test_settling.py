@@ -1,0 +1,316 @@
+"""Transients: how long they last, that no answer is taken from one, and what they are like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfmodel
+from perfmodel import leads, warmup
+from perfmodel.api import build_graph
+from perfmodel.engine import first_iterations, makespan, simulate
+from perfmodel.graph import GraphBuilder, OpGraph
+from perfmodel.job import Job, Straggler
+from perfmodel.leads import possible_loss, settled_after, ties_of
+from perfmodel.run import Run
+from tests.jobs import cluster, job, workload
+from tests.uneven import uneven_job
+
+RESNET: dict[str, Any] = {
+    "model": "resnet50",
+    "device": "v100",
+    "bandwidth_bytes_per_s": 100e9 / 8,
+}
+
+
+def bounded(**more: Any) -> Job:
+    """Three equal workers and a slower one, which may fall ten iterations behind."""
+    return perfmodel.make_job(
+        **RESNET,
+        workers=4,
+        arch="ssp",
+        options={"staleness_bound": 10},
+        stragglers=(Straggler(3, 1.1),),
+        **more,
+    )
+
+
+def pace(graph: OpGraph, seed: int, skipped: int, rounds: int) -> float:
+    """Iterations of all workers per second in ``rounds`` rounds after ``skipped`` ones."""
+    with Run(graph, seed, skipped + rounds, None) as run:
+        run.advance(skipped)
+        before = run.clock()
+        run.advance(skipped + rounds)
+        after = run.clock()
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+# -- the long run ------------------------------------------------------------------------------
+
+
+def test_a_bound_that_is_reached_after_a_hundred_iterations_is_seen() -> None:
+    """The slow worker takes 1.1 times as long, so that ten iterations are lost in 110."""
+    found = perfmodel.predict(bounded())
+    exact = perfmodel.predict(bounded(start="together"))
+    assert exact.throughput_ci_fraction == 0.0
+    assert exact.throughput_samples_per_s == pytest.approx(1321.6, abs=0.1)
+    for answer in (found, exact):
+        assert answer.idle_fraction.mean == pytest.approx(0.0688, abs=0.0005)
+    off = found.throughput_samples_per_s / exact.throughput_samples_per_s - 1.0
+    assert abs(off) <= found.throughput_ci_fraction
+    assert 95 <= found.transient_iterations <= 125
+
+
+def test_canary_without_ties_the_transient_is_taken_for_the_long_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    untied = leads.Ties(np.arange(4), np.zeros(0, int), np.zeros(0, int), np.full(4, 0.25), 0)
+    monkeypatch.setattr(warmup, "ties_of", lambda graph: untied)
+    found = perfmodel.predict(bounded())
+    assert found.throughput_samples_per_s > 1.05 * 1321.6
+
+
+def ring(workers: int, jitter: float) -> Job:
+    return perfmodel.make_job(
+        **RESNET,
+        workers=workers,
+        arch="d_psgd",
+        stragglers=(Straggler(0, 1.2),),
+        jitter=jitter,
+    )
+
+
+@pytest.mark.parametrize(
+    "workers", [48, pytest.param(256, marks=pytest.mark.slow)], ids=["small", "large"]
+)
+def test_a_delay_that_travels_one_neighbour_an_iteration_reaches_all(workers: int) -> None:
+    """In the long run every worker of a ring is as slow as the slowest, and as its luck."""
+    found = perfmodel.predict(ring(workers, 0.05))
+    graph = build_graph(ring(workers, 0.05))
+    steady = 128.0 * pace(graph, 7, 4 * workers, 6 * workers)
+    if workers == 256:
+        assert steady == pytest.approx(77_600, rel=0.005)
+    assert found.throughput_samples_per_s == pytest.approx(
+        steady, rel=found.throughput_ci_fraction + 0.002
+    )
+
+
+def test_a_long_transient_of_a_deterministic_run_ends_in_a_period() -> None:
+    """60 iterations are lost after 660, far beyond the rounds that a period is looked for in."""
+    slow = job(
+        workload([0.5], [0.5], [1.0]),
+        cluster(1e9),
+        3,
+        "ssp",
+        {"staleness_bound": 60},
+        stragglers=(Straggler(1, 1.1),),
+    )
+    found = simulate(build_graph(slow))
+    assert found.periodic
+    assert found.iterations_per_s == pytest.approx(np.full(3, 1 / 1.1), rel=1e-6)
+
+
+def test_bounds_that_are_never_reached_cost_no_time() -> None:
+    """Equal workers under a bound, and unequal ones under none: a pilot is enough."""
+    for options, slow in (
+        ({"sync": "ssp", "staleness_bound": 3}, ()),
+        ({"sync": "asp"}, (Straggler(0, 1.3),)),
+    ):
+        work = workload([0.5], [0.5], [1.0])
+        found = simulate(
+            build_graph(
+                job(work, cluster(1e9), 4, "ps", options, stragglers=slow, start="staggered")
+            )
+        )
+        assert found.rounds <= 24 * found.runs
+
+
+def test_a_drift_too_slow_to_end_widens_the_interval() -> None:
+    """At 0.3 % between the speeds, a bound of 1000 lasts for 300 000 iterations."""
+    drifting = job(
+        workload([0.5], [0.5], [1.0]),
+        cluster(1e9),
+        2,
+        "ssp",
+        {"staleness_bound": 1000},
+        stragglers=(Straggler(0, 1.003),),
+        start="staggered",
+    )
+    found = simulate(build_graph(drifting))
+    rate = float(found.iterations_per_s.sum())
+    assert rate == pytest.approx(2.0 / 1.0015, rel=1e-3)
+    assert found.ci_fraction > 0.0015 * 0.9
+    assert abs(2.0 / 1.003 - rate) <= found.ci_fraction * rate
+
+
+# -- ties --------------------------------------------------------------------------------------
+
+
+def graph_of(arch: str, options: dict[str, Any], workers: int = 4) -> OpGraph:
+    return build_graph(
+        job(workload([0.5], [0.5], [1.0]), cluster(1e3), workers, arch, options, start="staggered")
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "sets", "longest"),
+    [
+        ("asp", {}, 4, 1),
+        ("ssp", {"staleness_bound": 7}, 1, 8),
+        ("ssp", {"staleness_bound": "inf"}, 4, 1),
+        ("asp", {"softsync": 2}, 4, 1),
+        ("easgd", {"period": 4}, 4, 4),
+        ("ad_psgd", {}, 4, 1),
+        ("d_psgd", {}, 1, 1),
+        ("p2p", {}, 1, 1),
+        ("gosgd", {"probability": 0.5, "queue": 8}, 4, 17),
+        ("gosgd", {"probability": 0.5, "queue": 2, "merge_per_model_s": 0.1}, 4, 5),
+    ],
+)
+def test_workers_are_tied_where_one_waits_for_the_other(
+    arch: str, options: dict[str, Any], sets: int, longest: int
+) -> None:
+    ties = ties_of(graph_of(arch, options))
+    assert len(np.unique(ties.component)) == sets
+    assert ties.longest == longest
+
+
+def test_a_quorum_ties_nobody_to_the_slowest() -> None:
+    """With a backup worker the slowest may be late for ever, but it never gets ahead."""
+    late = graph_of("bsp", {"backup_workers": 1})
+    assert not ties_of(late).any
+
+
+def test_sends_that_fall_behind_are_a_lead_of_their_worker() -> None:
+    """Two seconds of computation, three of sending: a model more is under way every third step."""
+    b = GraphBuilder()
+    device, line = b.slots("device", (1,)), b.slots("line", (1,))
+    compute = b.ops("compute", (1,), seconds=2.0, slot=device)
+    send = b.ops("send", (1,), seconds=3.0, slot=line)
+    b.edge(compute, send)
+    b.edge(send, compute, lag=40)
+    graph = b.build(device=device, mark=compute)
+    ties = ties_of(graph)
+    with Run(graph, 0, 400, False) as run:
+        run.advance(30)
+        assert ties.lead(run.world) == pytest.approx(10.0, abs=1.5)
+        run.advance(300)
+        assert ties.lead(run.world) == pytest.approx(40.0, abs=1.5)
+
+
+def test_possible_loss_of_growing_and_settled_leads() -> None:
+    rounds = np.arange(301.0)
+    assert possible_loss((0.01 * rounds).tolist(), 1000) == pytest.approx(0.01, rel=0.05)
+    assert possible_loss([3.0] * 301, 1000) == 0.0
+    by_chance = np.sqrt(rounds)
+    slope = (by_chance[201:].mean() - by_chance[101:201].mean()) / 100
+    found = possible_loss(by_chance.tolist(), 1000)
+    assert found == pytest.approx(slope * by_chance[201:].mean() / 1000, rel=0.2)
+    assert possible_loss(by_chance.tolist(), 1) == pytest.approx(slope)
+
+
+def test_a_lead_has_settled_once_it_is_what_it_stays() -> None:
+    assert settled_after([0.0]) == 0
+    assert settled_after([*range(11), *[10] * 50]) == 10
+    assert settled_after(list(range(61))) == 51
+
+
+# -- the transient itself ----------------------------------------------------------------------
+
+
+def test_the_first_iterations_are_those_before_the_bound() -> None:
+    start = perfmodel.predict(bounded(start="together"), iterations=50)
+    graph = build_graph(bounded(start="together"))
+    assert start.iterations == 50
+    assert start.throughput_ci_fraction == 0.0
+    assert start.throughput_samples_per_s == pytest.approx(128.0 * pace(graph, 0, 0, 50), rel=0.01)
+    assert start.throughput_samples_per_s > 1.05 * 1321.6
+    assert start.idle_fraction.mean < 0.02
+    later = perfmodel.predict(bounded(start="together"), iterations=1000)
+    assert 1321.6 < later.throughput_samples_per_s < 1.01 * 1321.6
+
+
+def test_the_first_iteration_of_a_synchronous_job_ends_as_all_have_ended_it() -> None:
+    one = job(workload([1.0], [2.0], [8.0]), cluster(2.0), 3, "bsp", {"overlap": False})
+    graph = build_graph(one)
+    found = first_iterations(graph, 1)
+    assert found.elapsed_s == pytest.approx(makespan(graph), rel=0.5)
+    assert found.rounds == 1
+    assert found.runs == 1
+
+
+def test_random_starts_are_repeated_until_the_interval_is_narrow() -> None:
+    noisy = bounded(jitter=0.1)
+    found = perfmodel.predict(noisy, iterations=20, rel_ci=0.05)
+    assert 0.0 < found.throughput_ci_fraction <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"iterations": 0}, "iterations: must be at least 1, got 0"),
+        ({"iterations": 10_000_000}, "iterations: must be at most 1000000"),
+        ({"iterations": 5, "fidelity": "coarse"}, "only a simulation has a start"),
+        ({"iterations": 5, "dataset_size": 100}, "epochs are of the long run"),
+    ],
+)
+def test_wrong_iterations_are_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(perfmodel.InputError, match=words):
+        perfmodel.predict(bounded(), **more)
+
+
+# -- intervals ---------------------------------------------------------------------------------
+
+
+def long_run(graph: OpGraph, rounds: int, runs: int, seed: int) -> float:
+    """The pace over 20 times as much as was simulated: more starts where these are random."""
+    times = 20
+    if graph.staggered:
+        times = 5 if graph.noisy else 1
+        runs *= 20 // times
+    each = max(rounds, 1) * times
+    work = time = 0.0
+    for k in range(runs):
+        with Run(graph, 1000 * seed + k + 1, 200 + each, True) as run:
+            run.advance(200 + each // 4)
+            before = run.clock()
+            run.advance(run.rounds + each)
+            after = run.clock()
+        work, time = work + after[0] - before[0], time + after[1] - before[1]
+    return work / time
+
+
+def missed(seeds: range, *, wrong_by: float = 0.0) -> tuple[list[int], int]:
+    """Seeds of the random jobs whose interval misses the long run, and how many were tried."""
+    misses, tried = [], 0
+    for seed in seeds:
+        graph = build_graph(uneven_job(seed))
+        found = simulate(graph, seed=seed, compiled=True)
+        if found.periodic:
+            continue
+        tried += 1
+        rate = float((found.iterations_per_s * graph.group_count).sum()) * (1.0 + wrong_by)
+        steady = long_run(graph, found.rounds // found.runs, found.runs, seed)
+        if abs(rate / steady - 1.0) > found.ci_fraction:
+            misses.append(seed)
+    return misses, tried
+
+
+def test_intervals_hold_a_run_twenty_times_as_long() -> None:
+    misses, tried = missed(range(28))
+    assert tried >= 24
+    assert len(misses) <= 4, misses
+
+
+def test_canary_answers_that_are_off_by_a_few_percent_miss_it() -> None:
+    misses, tried = missed(range(14), wrong_by=0.04)
+    assert len(misses) > tried // 2
+
+
+@pytest.mark.slow
+def test_intervals_hold_in_92_to_98_percent_of_500_random_jobs() -> None:
+    misses, tried = missed(range(500))
+    assert tried > 450
+    assert 0.92 <= 1.0 - len(misses) / tried <= 0.98, misses
