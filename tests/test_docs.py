@@ -28,7 +28,7 @@ import click
 import msgspec
 import pytest
 
-from perfmodel import InputError, Source, api, architectures, cli, engine, files, steady
+from perfmodel import InputError, Source, api, architectures, cli, engine, files, steady, warmup
 from perfmodel.cluster import SCHEMA as CLUSTER_SCHEMA
 from perfmodel.cluster import Cluster
 from perfmodel.device import SCHEMA as DEVICE_SCHEMA
@@ -273,12 +273,12 @@ def test_the_lengths_of_runs_are_as_described() -> None:
     )
     for text in (idea, decision):
         assert f"within {engine.MOST_PERIODIC_ROUNDS} rounds" in text
-        assert f"pilot of {engine.PILOT_ROUNDS} rounds" in text
+        assert f"pilot of {warmup.PILOT_ROUNDS} rounds" in text
     assert f"within {api.REL_CI * 100:g} % of it" in idea
     assert f"After {engine.FEWEST_RUNS} runs" in idea
     assert f"up to {engine.MOST_RUNS}." in idea
     assert f"{engine.FEWEST_RUNS} to {engine.MOST_RUNS} times" in decision
-    assert f"up to {engine.MOST_PILOT_ROUNDS} rounds" in decision
+    assert f"up to {warmup.MOST_PILOT_ROUNDS} rounds" in decision
     assert f"for {engine.MOST_ROUNDS} rounds" in decision
     assert f"{steady.FEWEST_BATCHES} to {2 * steady.MOST_BATCHES - 1} batches" in decision
     assert f"more than {steady.MOST_CORRELATION:g}," in decision
