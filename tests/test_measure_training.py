@@ -27,17 +27,19 @@ from perfmodel.cli import cli
 from perfmodel.errors import PerfmodelError
 from perfmodel.job import Jitter
 from perfmodel.measuring import summary
+from perfmodel.measuring.connecting import Listener
 from perfmodel.measuring.emulated import Device, EmulatedModel, factors
 from perfmodel.measuring.ranks import Place
 from perfmodel.measuring.run import Measured, Run, read_run
 from perfmodel.measuring.server import Report, Server
 from perfmodel.measuring.shards import Applied, Piece, Shard, pieces_of, update_cost
-from perfmodel.measuring.sockets import Listener
+from perfmodel.measuring.tokens import Token
 from perfmodel.measuring.training import Plan, measure, measured_of
 from perfmodel.measuring.worker import Client, Ran, train
 from tests.namespaces import free_port
 
 TIMEOUT_S = 60.0
+TOKEN = Token(b"known to these threads", "these tests")
 Array = NDArray[np.float32]
 
 
@@ -385,7 +387,7 @@ def serving(
 ) -> Iterator[tuple[list[tuple[str, int]], Callable[[], list[tuple[Shard, Report]]]]]:
     """Servers in threads: their addresses, and a function that waits for what they have seen."""
     with ThreadPoolExecutor(servers) as pool:
-        listeners = [Listener("127.0.0.1", 0, TIMEOUT_S) for _ in range(servers)]
+        listeners = [Listener("127.0.0.1", 0, TIMEOUT_S, TOKEN) for _ in range(servers)]
         started, shards = [], []
         try:
             for index, listener in enumerate(listeners):
@@ -425,7 +427,7 @@ def trained(
     pieces = pieces_of(LAYERS, servers)
 
     def work(worker: int, addresses: list[tuple[str, int]]) -> tuple[list[Array], Ran]:
-        client = Client(worker, addresses, pieces, timeout_s=TIMEOUT_S)
+        client = Client(worker, addresses, pieces, timeout_s=TIMEOUT_S, token=TOKEN)
         try:
             one = Computed(worker, client, lambda iteration: before(worker, iteration))
             ran = train(client, one, iterations=iterations)
@@ -622,6 +624,7 @@ DYING = """
 import os, sys
 import msgspec
 from perfmodel import Workload
+from perfmodel.measuring.connecting import Listener
 from perfmodel.measuring.ranks import Place
 from perfmodel.measuring.training import Plan, measure
 

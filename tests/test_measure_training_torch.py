@@ -16,10 +16,11 @@ import pytest
 from perfmodel import make_job
 from perfmodel.buckets import ddp_buckets
 from perfmodel.catalogue import profile as read_profile
+from perfmodel.measuring.connecting import Listener
 from perfmodel.measuring.run import Run, read_run
 from perfmodel.measuring.server import Server
 from perfmodel.measuring.shards import Shard, pieces_of
-from perfmodel.measuring.sockets import Listener
+from perfmodel.measuring.tokens import Token
 from perfmodel.measuring.worker import Client, train
 from tests.namespaces import free_port
 
@@ -30,6 +31,7 @@ from perfmodel.profiler.libraries import Built  # noqa: E402
 from perfmodel.profiler.training import training  # noqa: E402
 
 TIMEOUT_S = 120.0
+TOKEN = Token(b"known to these threads", "these tests")
 WORKERS, ITERATIONS, RATE = 2, 4, 0.05
 
 
@@ -79,7 +81,7 @@ def by_server(steps: Sequence[Any]) -> list[list[Any]]:
     """Parameters of each worker after training with two servers, bulk-synchronously."""
     hooked = [HookedModel(one) for one in steps]
     pieces = pieces_of(hooked[0].workload, servers=2)
-    listeners = [Listener("127.0.0.1", 0, TIMEOUT_S) for _ in range(2)]
+    listeners = [Listener("127.0.0.1", 0, TIMEOUT_S, TOKEN) for _ in range(2)]
     servers = []
     for index, listener in enumerate(listeners):
         own = [piece for piece in pieces if piece.server == index]
@@ -91,7 +93,8 @@ def by_server(steps: Sequence[Any]) -> list[list[Any]]:
     with ThreadPoolExecutor(2) as pool:
         accepting = [pool.submit(server.accept) for server in servers]
         clients = [
-            Client(worker, addresses, pieces, timeout_s=TIMEOUT_S) for worker in range(WORKERS)
+            Client(worker, addresses, pieces, timeout_s=TIMEOUT_S, token=TOKEN)
+            for worker in range(WORKERS)
         ]
         for future in accepting:
             future.result(TIMEOUT_S)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfmodel.cli.options import check_files, items, progress, read_quantity, write_files
+from perfmodel.cli.meeting import WHO, logged, take_place
+from perfmodel.cli.options import all_of, check_files, items, progress, read_quantity, write_files
 
 if TYPE_CHECKING:
     from perfmodel.measurements import Measurement, Measurements
@@ -15,9 +16,7 @@ LINE = "{:<14} {:>5} {:>10} {:>11} {:>10} {:>10} {:>11}"
 
 
 @click.command("network")
-@click.option("--rank", type=int, metavar="N", help="Which process this is, from 0 (torchrun).")
-@click.option("--ranks", type=int, metavar="N", help="How many processes there are (torchrun).")
-@click.option("--address", metavar="HOST:PORT", help="Of rank 0, where all meet (torchrun).")
+@all_of(WHO)
 @click.option("--output", metavar="FILE", required=True, help="Measurement file rank 0 writes.")
 @click.option("--backend", default="tcp", metavar="NAME", help="tcp (default), gloo or nccl.")
 @click.option("--operations", metavar="LIST", help="Such as ping_pong,all_reduce; default: all.")
@@ -35,9 +34,6 @@ LINE = "{:<14} {:>5} {:>10} {:>11} {:>10} {:>10} {:>11}"
     "--timeout", type=float, default=60.0, metavar="S", help="Wait so long for others (60)."
 )
 def network(
-    rank: int | None,
-    ranks: int | None,
-    address: str | None,
     output: str,
     backend: str,
     operations: str | None,
@@ -48,6 +44,7 @@ def network(
     congestion: str,
     node: int | None,
     timeout: float,
+    **who: Any,
 ) -> None:
     """Measure a network: run this on each of its nodes, with another --rank.
 
@@ -58,14 +55,13 @@ def network(
     from pathlib import Path
 
     from perfmodel.measuring.network import measure, to_json
-    from perfmodel.measuring.ranks import place
 
-    here = place(rank, ranks, address)
+    here = take_place(who)
     if here.rank == 0:
         check_files(None, output)
     read = read_quantity("bytes")
     notes: list[str] = []
-    with progress() as advance:
+    with logged(), progress() as advance:
         found = measure(
             here,
             backend=backend,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perfmodel.cli.meeting import WHO, logged, take_place
 from perfmodel.cli.options import (
     all_of,
     check_files,
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
     from perfmodel.measuring.training import Plan
 
 MODEL_FLAGS = ("input_shape", "batch", "loss", "optimizer", "dtype")
-
-WHO = (
-    click.option("--rank", type=int, metavar="R", help="Of this process, from 0."),
-    click.option("--ranks", type=int, metavar="N", help="How many processes there are."),
-    click.option(
-        "--address",
-        metavar="HOST:PORT",
-        help="Of rank 0, where all meet.  [default: what torchrun says, or 127.0.0.1:29500]",
-    ),
-)
 
 HOW = (
     click.option("--arch", default="ps", metavar="ps|ring", help="[default: ps]"),
@@ -120,9 +111,6 @@ RUN = (
 @click.command("training")
 @all_of((*WHO, *HOW, *WHAT, *RUN))
 def training(
-    rank: int | None,
-    ranks: int | None,
-    address: str | None,
     output: str | None,
     cluster: str | None,
     as_json: bool,
@@ -140,9 +128,7 @@ def training(
     torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint node0:29400 --rdzv-backend c10d \\
         -m perfmodel measure training --arch ring --model torchvision:resnet18 --batch-size 8
     """
-    from perfmodel.measuring.ranks import place
-
-    where = place(rank, ranks, address)
+    where = take_place(given)
     plan = _plan(given)
     check_files(None, output if where.rank == 0 else None)
     if cluster is not None:
@@ -150,9 +136,10 @@ def training(
     from perfmodel.measuring.training import measure
 
     if where.rank != 0:
-        measure(plan, where)
+        with logged():
+            measure(plan, where)
         return
-    with progress() as advance:
+    with logged(), progress() as advance:
         run = measure(plan, where, advance)
     if run is None:
         return

@@ -18,7 +18,7 @@ from perfmodel.job import Jitter
 from perfmodel.measuring.emulated import Device, Loader, elements, factors
 from perfmodel.measuring.meeting import Meeting
 from perfmodel.measuring.sockets import LostError
-from perfmodel.measuring.torch_backend import choose_interface
+from perfmodel.measuring.torch_backend import choose_interface, store
 from perfmodel.measuring.worker import Ran
 from perfmodel.profiler.libraries import import_torch
 from perfmodel.profiler.training import Training
@@ -80,18 +80,17 @@ def process_group(meeting: Meeting, backend: str, timeout_s: float) -> Iterator[
     distributed, place = torch.distributed, meeting.place
     wait = dt.timedelta(seconds=timeout_s)
     choose_interface(backend, meeting.local_host)
-    store, port = None, 0
+    made, port = None, None
+    host = meeting.rank_0_host
     if place.rank == 0:
-        store = distributed.TCPStore(
-            place.host, 0, place.ranks, True, timeout=wait, wait_for_workers=False
-        )
-        port = store.port
+        made = store(distributed, host, None, place.ranks, wait)
+        port = made.port
     port = meeting.share(port)[0]
     try:
-        if store is None:
-            store = distributed.TCPStore(place.host, port, place.ranks, False, timeout=wait)
+        if made is None:
+            made = store(distributed, host, port, place.ranks, wait)
         distributed.init_process_group(
-            backend, store=store, rank=place.rank, world_size=place.ranks, timeout=wait
+            backend, store=made, rank=place.rank, world_size=place.ranks, timeout=wait
         )
     except (RuntimeError, ValueError) as error:
         raise InputError(f"torch.distributed ({backend}): {str(error).splitlines()[0]}") from error

@@ -1,18 +1,18 @@
 """Processes that have met, agree on what to do, and end together.
 
-Rank 0 listens. The others come to it, say who they are and what they were asked to do, and are
-told whether all agree. Then each has a *control* connection to rank 0 (rank 0 to each), over which
-rank 0 gives orders, and a *link* for what is measured to rank 0 and to its two neighbours.
+Rank 0 listens. The others come to it, prove that they know the run's token, say who they are and
+what they were asked to do, and are told whether all agree. Then each has a *control* connection to
+rank 0 (rank 0 to each), over which rank 0 gives orders, and a *link* for what is measured to rank 0
+and to its two neighbours.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,20 @@ import msgspec
 
 from perfmodel import __version__
 from perfmodel.errors import InputError, PerfmodelError
-from perfmodel.measuring.ranks import Place
-from perfmodel.measuring.sockets import Connection, Listener, LostError, connect
+from perfmodel.measuring import torchrun
+from perfmodel.measuring.connecting import Listener, connect
+from perfmodel.measuring.interfaces import address_of
+from perfmodel.measuring.ranks import EVERYWHERE, Place
+from perfmodel.measuring.sockets import Connection, LostError, printable, ready
+from perfmodel.measuring.tokens import Token, given_token, own_token
 
 if TYPE_CHECKING:
     from typing import Self
 
 GREETING = "perfmodel"
+
+_LOG = logging.getLogger("perfmodel.measuring")
+
 GRACE_S = 5.0
 """How much longer the others wait for rank 0's verdict than it waits for them."""
 
@@ -47,6 +54,12 @@ class Hello(msgspec.Struct):
     port: int
 
 
+class Link(msgspec.Struct):
+    """What a rank says first on a connection for what is measured: which one it is."""
+
+    link: int
+
+
 class Welcome(msgspec.Struct):
     """What rank 0 answers: an ``error``, or where ranks listen and on which nodes they are."""
 
@@ -63,17 +76,19 @@ class Group:
     control : connections for orders, by rank: to all at rank 0, to rank 0 elsewhere.
     links : connections for what is measured, by rank.
     nodes : node of each rank, by number from 0, (ranks,).
+    token : what all of them know.
     local_host : address of this process, as the others see it.
+    rank_0_host : address of rank 0, as this process reaches it.
     patience_s : how long to wait for a word, which comes when others have done their work.
     """
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
-        self.place = place
+    def __init__(self, place: Place, token: Token, timeout_s: float) -> None:
+        self.place, self.token = place, token
         self.patience_s = timeout_s
         self.control: dict[int, Connection] = {}
         self.links: dict[int, Connection] = {}
         self.nodes: tuple[int, ...] = ()
-        self.local_host = place.host
+        self.local_host = self.rank_0_host = place.host
 
     def tell(self, rank: int, value: Any) -> None:
         """Send ``rank`` an order, or an answer."""
@@ -92,6 +107,8 @@ class Group:
         word = one.receive_object(dict[str, Any])
         if "error" in word:
             raise PerfmodelError(word["error"])
+        if "value" not in word:
+            raise one.no_message()
         return word["value"]
 
     @contextlib.contextmanager
@@ -115,7 +132,7 @@ class Group:
         sockets = {one.socket: one for one in self.control.values()}
         until = time.monotonic() + LAST_WORD_S
         while (left := until - time.monotonic()) > 0:
-            for key in select.select(list(sockets), [], [], left)[0]:
+            for key in ready(sockets, within_s=left)[0]:
                 try:
                     word = sockets[key].receive_object(dict[str, Any])
                 except LostError as found:
@@ -151,6 +168,8 @@ def meet(
 
     Parameters
     ----------
+    place : its ``token`` None means that of the environment (``PERFMODEL_TOKEN``), else under
+        torchrun one that rank 0 makes up, else this user's (:func:`.tokens.own_token`).
     timeout_s : how long to wait for them, and later for anything without a byte moving.
     congestion : congestion control of all connections; "" for the system's.
     node : number of this rank's node. Either all ranks say theirs or none; then ranks with the
@@ -158,37 +177,45 @@ def meet(
 
     Raises
     ------
-    InputError : they do not agree, or the address cannot be used.
+    InputError : they do not agree, have other tokens, or the address cannot be used.
     LostError : one did not come, or has gone.
     """
-    group = Group(place, timeout_s)
     hello = Hello(
         GREETING, __version__, place.rank, place.ranks, dict(arguments), node, place.host, 0
     )
-    try:
-        if place.rank == 0:
-            _receive_all(group, hello, timeout_s, congestion, environment)
-        else:
-            _come(group, hello, timeout_s, congestion, environment)
-    except BaseException:
-        group.close()
-        raise
-    return group
+    store = torchrun.store_of(place, timeout_s, environment)
+    token = place.token or given_token(None, environment)
+    if token is None and store is None:
+        token = own_token(environment)
+    if place.rank == 0:
+        return _receive_all(place, hello, store, token, timeout_s, congestion)
+    return _come(place, hello, store, token, timeout_s, congestion)
 
 
 def _receive_all(
-    group: Group, own: Hello, timeout_s: float, congestion: str, environment: Mapping[str, str]
-) -> None:
+    place: Place,
+    own: Hello,
+    store: torchrun.Store | None,
+    given: Token | None,
+    timeout_s: float,
+    congestion: str,
+) -> Group:
     """Rank 0: wait for the others, judge what they say, let them connect to each other."""
-    place = group.place
     until = time.monotonic() + timeout_s
-    store = _torchrun_store(place, timeout_s, environment)
-    host, port = place.host, place.port
-    if store is not None:  # torchrun often knows a node by a name that leads elsewhere on itself
-        host, port = "" if ":" not in host else host, 0
-    with Listener(host, port, timeout_s, congestion) as listener:
+    token = given or torchrun.made_up()
+    host, port = _listens_on(place), place.port
+    if store is not None:
+        host, port = host or store.address(), 0
+    with (
+        Listener(host or place.host, port, timeout_s, token, congestion) as listener,
+        _closed_on_error(Group(place, token, timeout_s)) as group,
+    ):
+        _LOG.info(
+            "rank 0 listens on %s, port %d; token: %s", listener.host, listener.port, token.source
+        )
         if store is not None:
-            store.set(_key(environment), str(listener.port))
+            there = place.host if listener.host in EVERYWHERE else listener.host
+            store.tell(there, listener.port, None if given else token)
         said = {0: own}
         error = ""
         while len(said) < place.ranks and not error:
@@ -206,7 +233,7 @@ def _receive_all(
             said[hello.rank] = hello
             one.peer = f"rank {hello.rank}"
             group.control[hello.rank] = one
-            group.local_host = own.host = one.local_host
+            group.local_host = group.rank_0_host = own.host = one.local_host
         if not error:
             error = _disagreement(said)
         addresses, nodes = [], []
@@ -218,61 +245,94 @@ def _receive_all(
         if error:
             raise InputError(error)
         group.nodes = tuple(nodes)
-        _let_in(group, listener, place.ranks - 1, timeout_s)
+        _let_in(group, listener, set(range(1, place.ranks)))
+    return group
 
 
 def _come(
-    group: Group, own: Hello, timeout_s: float, congestion: str, environment: Mapping[str, str]
-) -> None:
+    place: Place,
+    own: Hello,
+    store: torchrun.Store | None,
+    given: Token | None,
+    timeout_s: float,
+    congestion: str,
+) -> Group:
     """Any other rank: come to rank 0, then connect to it and to the neighbours for measuring."""
-    place = group.place
-    host, port = place.host, place.port
-    store = _torchrun_store(place, timeout_s, environment)
+    host, port, token = place.host, place.port, given
     if store is not None:
-        port = _port_from(store, environment, timeout_s)
-    control = connect(host, port, timeout_s, congestion, "rank 0")
-    group.control[0] = control
-    group.local_host = own.host = control.local_host
-    with Listener(own.host, 0, timeout_s, congestion) as listener:
-        own.port = listener.port
-        control.send_object(msgspec.to_builtins(own))
-        control.timeout_s = timeout_s + GRACE_S
-        welcome = control.receive_object(Welcome)
-        control.timeout_s = timeout_s
-        if welcome.error:
-            raise InputError(welcome.error)
-        group.nodes = tuple(welcome.nodes)
-        meeting = [(0, (host, port))]
-        if place.rank > 1:
-            meeting.append((place.rank - 1, welcome.addresses[place.rank - 1]))
-        for rank, (there, door) in meeting:
-            link = connect(there, door, timeout_s, congestion, f"rank {rank}")
-            group.links[rank] = link
-            link.send_object({"link": place.rank})
-        if place.rank + 1 < place.ranks:
-            _let_in(group, listener, 1, timeout_s)
+        store.tell_route()
+        host, port, made_up = store.told()
+        token = given or made_up
+    if token is None:
+        raise InputError("rank 0 was given a token and this rank none; give all the same")
+    with _closed_on_error(Group(place, token, timeout_s)) as group:
+        control = connect(host, port, timeout_s, token, congestion, "rank 0")
+        group.control[0] = control
+        group.rank_0_host = control.remote_host
+        listen = _listens_on(place) or control.local_host
+        own.host = control.local_host if listen in EVERYWHERE else listen
+        group.local_host = own.host
+        with Listener(listen, 0, timeout_s, token, congestion) as listener:
+            own.port = listener.port
+            control.send_object(msgspec.to_builtins(own))
+            control.timeout_s = timeout_s + GRACE_S
+            welcome = control.receive_object(Welcome)
+            control.timeout_s = timeout_s
+            if welcome.error:
+                raise InputError(welcome.error)
+            group.nodes = tuple(welcome.nodes)
+            meeting = [(0, (host, port))]
+            if place.rank > 1:
+                meeting.append((place.rank - 1, welcome.addresses[place.rank - 1]))
+            for rank, (there, door) in meeting:
+                link = connect(there, door, timeout_s, token, congestion, f"rank {rank}")
+                group.links[rank] = link
+                link.send_object(msgspec.to_builtins(Link(place.rank)))
+            if place.rank + 1 < place.ranks:
+                _let_in(group, listener, {place.rank + 1})
+    return group
 
 
-def _let_in(group: Group, listener: Listener, count: int, timeout_s: float) -> None:
-    """Take the links of ``count`` other ranks."""
-    until = time.monotonic() + timeout_s
-    for _ in range(count):
-        link, found = _visitor(listener, until, dict[str, int])
-        rank = found.get("link", -1)
-        link.peer = f"rank {rank}"
-        group.links[rank] = link
+@contextlib.contextmanager
+def _closed_on_error(group: Group) -> Iterator[Group]:
+    try:
+        yield group
+    except BaseException:
+        group.close()
+        raise
 
 
-def _visitor(listener: Listener, until: float, kind: Any) -> tuple[Connection, Any]:
+def _listens_on(place: Place) -> str:
+    """The address that a process was asked to listen on, also where an interface was; or ""."""
+    return address_of(place.listen) or place.listen
+
+
+def _let_in(group: Group, listener: Listener, awaited: set[int]) -> None:
+    """Take the links of other ranks."""
+    until = time.monotonic() + listener.timeout_s
+    while awaited:
+        names = ", ".join(map(str, sorted(awaited)))
+        link, found = _visitor(listener, until, Link, f"rank {names}")
+        if found.link not in awaited:
+            listener.turn_away(link, f"says that it is rank {found.link}, which is not awaited")
+            continue
+        awaited.remove(found.link)
+        link.peer = f"rank {found.link}"
+        group.links[found.link] = link
+
+
+def _visitor(
+    listener: Listener, until: float, kind: Any, peer: str = "another process"
+) -> tuple[Connection, Any]:
     """The next one that says what is expected; who says something else is sent away."""
     timeout_s = listener.timeout_s
     while True:
-        one = listener.accept(until - time.monotonic())
+        one = listener.accept(until - time.monotonic(), peer)
         try:
             one.timeout_s = min(GRACE_S, timeout_s)
             found = one.receive_object(kind)
-        except LostError:
-            one.close()
+        except LostError as error:
+            listener.turn_away(one, str(error))
             continue
         one.timeout_s = timeout_s
         return one, found
@@ -286,7 +346,8 @@ def _answer(one: Connection, welcome: Welcome) -> None:
 def _refusal(own: Hello, hello: Hello, said: Mapping[int, Hello]) -> str:
     """Why a rank cannot take part, whatever the others say; "" if it can."""
     if hello.greeting != GREETING or hello.version != own.version:
-        return f"rank {hello.rank} runs perfmodel {hello.version}, rank 0 runs {own.version}"
+        version = printable(hello.version)
+        return f"rank {hello.rank} runs perfmodel {version}, rank 0 runs {own.version}"
     if hello.ranks != own.ranks:
         return f"rank {hello.rank} was given --ranks {hello.ranks}, rank 0 --ranks {own.ranks}"
     if hello.rank in said or not 0 < hello.rank < own.ranks:
@@ -302,6 +363,7 @@ def _disagreement(said: Mapping[int, Hello]) -> str:
         for flag in {**own.arguments, **other.arguments}:
             here, there = own.arguments.get(flag, ""), other.arguments.get(flag, "")
             if here != there:
+                flag = printable(flag)
                 return f"rank {rank} was given {flag} {there!r}, rank 0 {here!r}"
         if (own.node is None) != (other.node is None):
             return f"--node: give it to all ranks or to none; rank 0 and rank {rank} differ"
@@ -312,33 +374,3 @@ def _nodes(said: Sequence[Hello]) -> list[int]:
     """Node of each rank: what they say, or a number for each address."""
     hosts = list(dict.fromkeys(one.host for one in said))
     return [hosts.index(one.host) if one.node is None else one.node for one in said]
-
-
-def _torchrun_store(place: Place, timeout_s: float, environment: Mapping[str, str]) -> Any:
-    """The store of torchrun, where it already listens at the address of rank 0; else None."""
-    there = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or there != (
-        place.host,
-        str(place.port),
-    ):
-        return None
-    from torch.distributed import TCPStore  # torchrun set this, so torch is there
-
-    try:
-        return TCPStore(
-            place.host, place.port, is_master=False, timeout=timedelta(seconds=timeout_s)
-        )
-    except RuntimeError as error:
-        raise LostError(f"torchrun: {str(error).splitlines()[0]}") from None
-
-
-def _key(environment: Mapping[str, str]) -> str:
-    return f"perfmodel/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}/port"
-
-
-def _port_from(store: Any, environment: Mapping[str, str], timeout_s: float) -> int:
-    """The port that rank 0 told torchrun's store."""
-    try:
-        return int(store.get(_key(environment)))
-    except RuntimeError:
-        raise LostError(f"rank 0 did not come within {timeout_s:g} s") from None

@@ -36,8 +36,10 @@ class Meeting:
     Attributes
     ----------
     place : which one it is.
+    token : what all of them know.
     offset_s : what to add to this process's ``time.monotonic()`` to have that of rank 0.
     local_host : this machine's address on the way to rank 0.
+    rank_0_host : address of rank 0, as this process reaches it.
     stopped : set once all workers have done enough, or the time is up.
 
     Raises
@@ -46,7 +48,8 @@ class Meeting:
     """
 
     def __init__(self, group: Group, workers: int) -> None:
-        self.place, self.local_host = group.place, group.local_host
+        self.place, self.token = group.place, group.token
+        self.local_host, self.rank_0_host = group.local_host, group.rank_0_host
         self.offset_s = 0.0
         self.stopped = threading.Event()
         self._group = group

@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from perfmodel.measuring.connecting import Listener
 from perfmodel.measuring.emulated import ELEMENT_BYTES
 from perfmodel.measuring.shards import Applied, Array, Piece, Reply, Shard
-from perfmodel.measuring.sockets import Connection, Listener, LostError
+from perfmodel.measuring.sockets import Connection, LostError
 
 HEADER = struct.Struct("!BIQ")
 """What a message is, of which piece of the server, in which iteration (from 0)."""
@@ -97,25 +98,42 @@ class Server:
         self._seconds: dict[tuple[float, int], list[float]] = {}
 
     def accept(self) -> None:
-        """Let every worker in.
+        """Let every worker in, once; who says something else is sent away.
 
         Raises
         ------
         LostError : one does not come in time.
         """
-        for _ in range(self._workers):
-            connection = self._listener.accept(self._timeout_s, "a worker")
-            header = bytearray(HEADER.size)
-            connection.receive_into(header)
-            worker = HEADER.unpack(header)[1]
+        until = time.monotonic() + self._timeout_s
+        while len(self._connections) < self._workers:
+            connection = self._listener.accept(until - time.monotonic(), "a worker")
+            try:
+                worker = self._greeted(connection)
+            except LostError as error:
+                self._listener.turn_away(connection, str(error))
+                continue
             connection.peer = f"rank {worker}"
             connection.socket.settimeout(None)
             self._connections[worker] = connection
+            until = time.monotonic() + self._timeout_s
         for worker in self._connections:
             for call in (self._receive, self._send):
                 thread = threading.Thread(target=call, args=(worker,), daemon=True)
                 thread.start()
                 self._threads.append(thread)
+
+    def _greeted(self, connection: Connection) -> int:
+        """Which worker has come."""
+        header = bytearray(HEADER.size)
+        connection.receive_into(header)
+        kind, worker, _ = HEADER.unpack(header)
+        if kind != HELLO:
+            raise connection.no_message()
+        if worker >= self._workers:
+            raise LostError(f"says that it is worker {worker} of {self._workers}")
+        if worker in self._connections:
+            raise LostError(f"says that it is worker {worker}, which is here already")
+        return int(worker)
 
     def fail(self) -> None:
         """End :meth:`serve`, as the run has failed."""
@@ -191,13 +209,15 @@ class Server:
                 if kind == LEAVE:
                     self._inbox.put(Incoming(worker, LEAVE))
                     return
+                if kind not in (SET, PUSH) or piece >= len(buffers):
+                    raise connection.no_message()
                 connection.receive_into(buffers[piece].data)
                 if kind == SET:  # nobody pushes before the worker that sets has all answers
                     reply = self._shard.begin(piece, worker, buffers[piece])
                     self._outboxes[worker].put(reply)
                     continue
                 self._inbox.put(Incoming(worker, kind, piece, iteration, buffers[piece]))
-        except (LostError, OSError, IndexError) as error:
+        except (LostError, OSError) as error:
             self._inbox.put(Incoming(worker, 0, error=str(error)))
 
     def _send(self, worker: int) -> None:

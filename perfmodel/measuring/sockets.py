@@ -1,7 +1,9 @@
-"""Connections between processes over TCP that end with one clear line, never without end.
+"""Connections between processes of a run over TCP that end with one clear line, never without end.
 
 A wait in which no byte moves for ``timeout_s`` ends with :class:`LostError`, and so does one for a
 process that closes its end. Delays of small messages (Nagle) are off.
+
+How they come about is in :mod:`.connecting`.
 """
 
 from __future__ import annotations
@@ -9,8 +11,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-LARGEST_MESSAGE_BYTES = 2**30
+LARGEST_MESSAGE_BYTES = 2**24
 """More is taken for something else than a message of ours."""
-
-LARGEST_OBJECT_BYTES = 2**24
-"""The same for what JSON says."""
-
-RETRY_S, ATTEMPT_S = 0.05, 5.0
-"""Between attempts to reach a process that is not there yet, and of one attempt."""
 
 _LENGTH = struct.Struct("!Q")
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -70,6 +65,11 @@ class Connection:
         return str(self.socket.getsockname()[0])
 
     @property
+    def remote_host(self) -> str:
+        """Address of the other end, without its port."""
+        return str(self.socket.getpeername()[0])
+
+    @property
     def congestion(self) -> str:
         """Congestion control of what this end sends; "" where the system does not say."""
         return congestion_of(self.socket)
@@ -102,13 +102,13 @@ class Connection:
             self.send(header)
             self.send(view)
 
-    def receive_message(self, *, at_most: int = LARGEST_MESSAGE_BYTES) -> bytearray:
+    def receive_message(self) -> bytearray:
         """The next message."""
         header = bytearray(_LENGTH.size)
         self.receive_into(header)
         (length,) = _LENGTH.unpack(header)
-        if length > at_most:
-            raise LostError(f"{self.peer}: sent something that is no message")
+        if length > LARGEST_MESSAGE_BYTES:
+            raise self.no_message()
         message = bytearray(length)
         self.receive_into(message)
         return message
@@ -119,11 +119,15 @@ class Connection:
 
     def receive_object(self, kind: Any = Any) -> Any:
         """The next message, as ``kind``."""
+        message = self.receive_message()
         try:
-            message = self.receive_message(at_most=LARGEST_OBJECT_BYTES)
             return msgspec.json.decode(message, type=kind)
-        except msgspec.DecodeError:
-            raise LostError(f"{self.peer}: sent something that is no message") from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise self.no_message() from None
+
+    def no_message(self) -> LostError:
+        """The error for something that makes no sense."""
+        return LostError(f"{self.peer}: sent something that is no message")
 
     def close(self) -> None:
         """End it; the other end sees that."""
@@ -173,7 +177,7 @@ def transfer(
     into = {key: value for key, value in into.items() if value[1]}
     while out or into:
         first = next(iter((out or into).values()))[0]
-        readable, writable, _ = select.select(list(into), list(out), [], first.timeout_s)
+        readable, writable = ready(into, out, within_s=first.timeout_s)
         if not readable and not writable:
             names = ", ".join(sorted({one.peer for one, _ in (*out.values(), *into.values())}))
             raise LostError(f"{names}: nothing moved for {first.timeout_s:g} s")
@@ -181,6 +185,14 @@ def transfer(
             _step(into, key, receive=True)
         for key in writable:
             _step(out, key, receive=False)
+
+
+def ready(
+    reading: Iterable[socket.socket], writing: Iterable[socket.socket] = (), *, within_s: float
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Sockets that can be read and written, as soon as there is one; none when the time is up."""
+    readable, writable, _ = select.select(list(reading), list(writing), [], max(within_s, 0.0))
+    return readable, writable
 
 
 def _step(
@@ -196,111 +208,6 @@ def _step(
         del left[key]
     else:
         left[key] = one, rest[moved:]
-
-
-class Listener:
-    """Where connections come in: port 0 is a free one, host "" every IPv4 address of this machine.
-
-    Raises
-    ------
-    InputError : the address cannot be used, or ``congestion`` cannot be set.
-    """
-
-    def __init__(self, host: str, port: int, timeout_s: float, congestion: str = "") -> None:
-        self.timeout_s = timeout_s
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                host or "0.0.0.0", port, type=socket.SOCK_STREAM
-            )[0]
-            self.socket = socket.socket(family, kind, protocol)
-        except OSError as error:
-            raise _cannot_listen(host, port, error) from None
-        try:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            set_congestion(self.socket, congestion)
-            self.socket.bind(address)
-            self.socket.listen(128)
-        except OSError as error:
-            self.socket.close()
-            raise _cannot_listen(host, port, error) from None
-        except InputError:
-            self.socket.close()
-            raise
-
-    @property
-    def port(self) -> int:
-        """The port, also where 0 was asked for."""
-        return int(self.socket.getsockname()[1])
-
-    def accept(self, within_s: float, peer: str = "another process") -> Connection:
-        """The next connection, which inherits the congestion control.
-
-        Raises
-        ------
-        LostError : none came within ``within_s`` seconds.
-        """
-        self.socket.settimeout(max(within_s, 1e-3))
-        try:
-            return Connection(self.socket.accept()[0], self.timeout_s, peer)
-        except TimeoutError:
-            raise LostError(f"{peer} did not come within {within_s:.3g} s") from None
-        except OSError as error:
-            raise LostError(f"{peer} did not come: {error.strerror or error}") from None
-
-    def close(self) -> None:
-        """Let no more in."""
-        self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def connect(
-    host: str,
-    port: int,
-    timeout_s: float,
-    congestion: str = "",
-    peer: str = "another process",
-) -> Connection:
-    """Connect, as soon as somebody listens there.
-
-    Raises
-    ------
-    LostError : nobody did within ``timeout_s``.
-    InputError : the host is unknown, or ``congestion`` cannot be set.
-    """
-    until = time.monotonic() + timeout_s
-    attempts = 0
-    while True:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise InputError(f"--address: {host}: {error.strerror or error}") from None
-        family, kind, protocol, _, address = found[attempts % len(found)]  # each in turn
-        attempts += 1
-        one = socket.socket(family, kind, protocol)
-        try:
-            set_congestion(one, congestion)
-            one.settimeout(min(max(until - time.monotonic(), 1e-3), ATTEMPT_S))
-            one.connect(address)
-            # a port of this machine that nobody listens on can be given to the caller itself
-            if one.getsockname() != one.getpeername():
-                return Connection(one, timeout_s, peer)
-            reason = "connection refused"
-        except InputError:
-            one.close()
-            raise
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-        one.close()
-        if time.monotonic() > until:
-            raise LostError(f"{peer}: no answer at {host}:{port} within {timeout_s:g} s ({reason})")
-        time.sleep(RETRY_S)
 
 
 def congestion_of(one: socket.socket) -> str:
@@ -332,5 +239,6 @@ def set_congestion(one: socket.socket, name: str) -> None:
         raise InputError(f"--congestion: cannot use {name!r}: {error.strerror or error}") from None
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> InputError:
-    return InputError(f"--address: cannot listen on {host}:{port}: {error.strerror or error}")
+def printable(text: str) -> str:
+    """``text`` in one line, with control characters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from perfmodel.errors import InputError
 from perfmodel.measurements import Operation
 from perfmodel.measuring.group import Group
+from perfmodel.measuring.interfaces import interface_of
 from perfmodel.measuring.plan import members_of
 from perfmodel.measuring.sockets import LostError
 
@@ -23,9 +23,6 @@ VALUE_BYTES = 4
 
 INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 """Variables that say through which network interface a backend goes."""
-
-_ASK_ADDRESS = 0x8915
-"""SIOCGIFADDR of Linux: the IPv4 address of an interface."""
 
 
 class Torch:
@@ -154,16 +151,35 @@ def _store(dist: Any, group: Group, timeout: timedelta) -> Any:
     place = group.place
     if place.rank:
         group.tell(0, "here")  # who cannot come this far says so first
-        port = group.hear(0)
-        return dist.TCPStore(place.host, port, place.ranks, is_master=False, timeout=timeout)
+        return store(dist, group.rank_0_host, group.hear(0), place.ranks, timeout)
     for rank in range(1, place.ranks):
         group.hear(rank)
-    store = dist.TCPStore(
-        place.host, 0, place.ranks, is_master=True, wait_for_workers=False, timeout=timeout
-    )
+    made = store(dist, group.rank_0_host, None, place.ranks, timeout)
     for rank in range(1, place.ranks):
-        group.tell(rank, store.port)
-    return store
+        group.tell(rank, made.port)
+    return made
+
+
+def store(dist: Any, host: str, port: int | None, ranks: int, timeout: timedelta) -> Any:
+    """The TCPStore of all ranks at rank 0, ``host``; a new one where there is no ``port`` yet.
+
+    A new one listens on this address alone; by itself it would on all of the machine.
+    """
+    if port is not None:
+        return dist.TCPStore(host, port, ranks, is_master=False, timeout=timeout)
+    with socket.create_server((host, 0), family=_family(host)) as listening:
+        port = listening.getsockname()[1]
+        made = dist.TCPStore(
+            host, port, ranks, is_master=True, wait_for_workers=False, timeout=timeout,
+            # libuv's server of older releases refuses a socket that is bound already
+            master_listen_fd=listening.fileno(), use_libuv=False,
+        )  # fmt: skip
+        listening.detach()  # the store's from now on
+    return made
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _device_index(torch: Any, group: Group) -> int:
@@ -187,21 +203,3 @@ def choose_interface(backend: str, host: str) -> None:
     name = interface_of(host)
     if name:
         os.environ.setdefault(INTERFACES[backend], name)
-
-
-def interface_of(host: str) -> str:
-    """The network interface with the IPv4 address ``host``; "" where that cannot be found."""
-    try:
-        import fcntl
-    except ImportError:
-        return ""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            try:
-                answer = fcntl.ioctl(one.fileno(), _ASK_ADDRESS, request)
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == host:
-                return name
-    return ""

@@ -18,6 +18,7 @@ from perfmodel import __version__
 from perfmodel.errors import InputError, PerfmodelError, number, unknown_name, whole_number
 from perfmodel.job import Jitter
 from perfmodel.measuring import data_parallel
+from perfmodel.measuring.connecting import Listener
 from perfmodel.measuring.emulated import Device, EmulatedModel, check_jitter
 from perfmodel.measuring.group import meet
 from perfmodel.measuring.meeting import Meeting
@@ -25,7 +26,6 @@ from perfmodel.measuring.ranks import Place
 from perfmodel.measuring.run import Measured, Run
 from perfmodel.measuring.server import Report, Server
 from perfmodel.measuring.shards import Applied, Shard, pieces_of, update_cost
-from perfmodel.measuring.sockets import Listener
 from perfmodel.measuring.worker import Client, Ran, train
 from perfmodel.noise import offsets
 from perfmodel.provenance import Source
@@ -252,7 +252,9 @@ def _server(plan: Plan, meeting: Meeting, workers: int) -> Told:
     server = meeting.place.rank - workers
     bound = {"bsp": 0.0, "asp": math.inf, "ssp": plan.staleness_bound}[plan.sync]
     rate = LEARNING_RATE / workers if plan.sync == "bsp" else LEARNING_RATE
-    with Listener(meeting.local_host, 0, plan.timeout_s, plan.congestion) as listener:
+    with Listener(
+        meeting.local_host, 0, plan.timeout_s, meeting.token, plan.congestion
+    ) as listener:
         meeting.share([meeting.local_host, listener.port])
         workload = msgspec.convert(meeting.share(None)[0], Workload)
         pieces = [one for one in pieces_of(workload, plan.servers) if one.server == server]
@@ -284,7 +286,7 @@ def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | Non
     meeting.share(msgspec.to_builtins(workload) if rank == 0 else None)
     client = Client(
         rank, addresses, pieces_of(workload, plan.servers),
-        timeout_s=plan.timeout_s, congestion=plan.congestion,
+        timeout_s=plan.timeout_s, token=meeting.token, congestion=plan.congestion,
     )  # fmt: skip
     meeting.at_end(client.close)
     meeting.on_failure(lambda: client.fail("the run has failed"))

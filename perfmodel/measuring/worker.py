@@ -13,18 +13,21 @@ import msgspec
 import numpy as np
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.measuring.connecting import connect
 from perfmodel.measuring.emulated import ELEMENT_BYTES
 from perfmodel.measuring.server import (
     HEADER,
     HELLO,
     LEAVE,
+    PARAMETERS,
     PUSH,
     SET,
     end,
     send_with_header,
 )
 from perfmodel.measuring.shards import Array, Piece
-from perfmodel.measuring.sockets import Connection, LostError, connect
+from perfmodel.measuring.sockets import Connection, LostError
+from perfmodel.measuring.tokens import Token
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -63,6 +66,7 @@ class Client:
         pieces: Sequence[Piece],
         *,
         timeout_s: float,
+        token: Token,
         congestion: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,7 +94,7 @@ class Client:
         try:
             for rank, (host, port) in enumerate(servers):
                 name = f"server {rank}"
-                connection = connect(host, port, timeout_s, congestion, name)
+                connection = connect(host, port, timeout_s, token, congestion, name)
                 self._lines.append(Line(connection))
                 connection.send(HEADER.pack(HELLO, worker, 0))
         except PerfmodelError:
@@ -191,14 +195,17 @@ class Client:
         try:
             while True:
                 connection.receive_into(header)
-                index = of_server[HEADER.unpack(header)[1]]
+                kind, number, _ = HEADER.unpack(header)
+                if kind != PARAMETERS or number >= len(of_server):
+                    raise connection.no_message()
+                index = of_server[number]
                 piece = self._pieces[index]
                 connection.receive_into(self.parameters[piece.layer][piece.first : piece.last].data)
                 with self._changed:
                     self._arrived_s[index] = self._clock()
                     self._arrived[index] += 1
                     self._changed.notify_all()
-        except (LostError, OSError, IndexError) as error:
+        except (LostError, OSError) as error:
             self.fail(str(error))
 
 
