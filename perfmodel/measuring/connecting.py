@@ -79,9 +79,9 @@ class Visitor:
             raise LostError("has another token")
         return True
 
-    def late(self) -> LostError:
+    def late(self, when: str) -> LostError:
         """Why who does not come to an end is dropped."""
-        return LostError(f"did not prove within {HANDSHAKE_S:g} s who it is{self._quoted()}")
+        return LostError(f"did not prove {when} who it is{self._quoted()}")
 
     def _quoted(self) -> str:
         if not self._said:
@@ -154,25 +154,24 @@ class Listener:
             for one in [self._visitors[key] for key in readable if key in self._visitors]:
                 if self._proves(one):
                     del self._visitors[one.socket]
-                    return Connection(one.socket, self.timeout_s, peer)
+                    return Connection(one.socket, self.timeout_s, peer, one.address)
             if self.socket in readable:
                 self._let_in(peer)
             now = time.monotonic()
             for one in [one for one in self._visitors.values() if one.until <= now]:
-                self._drop(one, one.late())
+                self._drop(one, one.late(f"within {HANDSHAKE_S:g} s"))
             if now >= until:
                 raise LostError(f"{peer} did not come within {within_s:.3g} s")
 
     def turn_away(self, one: Connection, why: str) -> None:
         """Close a connection whose other end cannot take part, and log ``why``."""
-        self._log(_address(one.socket), why)
+        self._log(one.address, why)
         one.close()
 
     def close(self) -> None:
         """Let no more in."""
-        for one in self._visitors.values():
-            one.socket.close()
-        self._visitors.clear()
+        for one in list(self._visitors.values()):
+            self._drop(one, one.late("before all others were there"))
         self.socket.close()
 
     def __enter__(self) -> Self:
@@ -189,12 +188,12 @@ class Listener:
             first = next(iter(self._visitors.values()))
             self._drop(first, LostError("had to make room for others"))
         try:
-            accepted, _ = self.socket.accept()
+            accepted, (host, number, *_) = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return  # it has gone again
         except OSError as error:
             raise LostError(f"{peer} did not come: {error.strerror or error}") from None
-        address = _address(accepted)
+        address = f"{host}:{number}"
         try:
             self._visitors[accepted] = Visitor(accepted, address, self._token)
         except OSError:
@@ -305,15 +304,6 @@ def _exactly(one: socket.socket, count: int, until: float, greeted_by: str) -> b
         if greeted_by and not is_greeting(said):
             raise InputError(f"{greeted_by} is no process of this version of perfmodel")
     return bytes(said)
-
-
-def _address(one: socket.socket) -> str:
-    """Where the other end is, for messages."""
-    try:
-        host, port = one.getpeername()[:2]
-    except OSError:  # it has gone
-        return "somebody"
-    return f"{host}:{port}"
 
 
 def _said(error: Exception) -> str:

@@ -21,7 +21,7 @@ import msgspec
 from perfmodel import __version__
 from perfmodel.errors import InputError, PerfmodelError
 from perfmodel.measuring import torchrun
-from perfmodel.measuring.connecting import Listener, connect
+from perfmodel.measuring.connecting import HANDSHAKE_S, Listener, connect
 from perfmodel.measuring.interfaces import address_of
 from perfmodel.measuring.ranks import EVERYWHERE, Place
 from perfmodel.measuring.sockets import Connection, LostError, printable, ready
@@ -329,7 +329,7 @@ def _visitor(
     while True:
         one = listener.accept(until - time.monotonic(), peer)
         try:
-            one.timeout_s = min(GRACE_S, timeout_s)
+            one.timeout_s = min(HANDSHAKE_S, timeout_s)
             found = one.receive_object(kind)
         except LostError as error:
             listener.turn_away(one, str(error))

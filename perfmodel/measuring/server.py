@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfmodel.measuring.connecting import Listener
+from perfmodel.measuring.connecting import HANDSHAKE_S, Listener
 from perfmodel.measuring.emulated import ELEMENT_BYTES
 from perfmodel.measuring.shards import Applied, Array, Piece, Reply, Shard
 from perfmodel.measuring.sockets import Connection, LostError
@@ -124,6 +124,7 @@ class Server:
 
     def _greeted(self, connection: Connection) -> int:
         """Which worker has come."""
+        connection.timeout_s = min(HANDSHAKE_S, self._timeout_s)
         header = bytearray(HEADER.size)
         connection.receive_into(header)
         kind, worker, _ = HEADER.unpack(header)

@@ -37,18 +37,20 @@ class LostError(PerfmodelError, ConnectionError):
 
 
 class Connection:
-    """One end of a TCP connection; ``peer`` is what errors call the other.
+    """One end of a TCP connection; ``peer`` is what errors call the other, at ``address``.
 
     ``send`` and ``receive_into`` move plain bytes. A message is its length (8 bytes, big-endian)
     and its bytes, an object a message of JSON.
     """
 
-    def __init__(self, connected: socket.socket, timeout_s: float, peer: str) -> None:
+    def __init__(
+        self, connected: socket.socket, timeout_s: float, peer: str, address: str = ""
+    ) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.socket = connected
         self.timeout_s = timeout_s
-        self.peer = peer
+        self.peer, self.address = peer, address
 
     @property
     def timeout_s(self) -> float:

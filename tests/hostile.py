@@ -1,0 +1,180 @@
+"""Hostile clients: what a stranger can do to who listens, on this machine and not for long."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from perfmodel import __version__
+from perfmodel.measuring.connecting import Listener
+from perfmodel.measuring.group import Hello, Link
+from perfmodel.measuring.server import HEADER, HELLO, PUSH
+from perfmodel.measuring.tokens import (
+    ANSWER_BYTES,
+    GREETING,
+    PROOF_BYTES,
+    QUESTION_BYTES,
+    Answer,
+    Token,
+)
+
+HOST = "127.0.0.1"
+LASTS_S = 60.0
+"""No hostile client waits longer for anything."""
+
+WRONG = Token(b"what a stranger would guess", "a guess")
+
+Attack = Callable[[socket.socket], None]
+
+
+def message(data: bytes, length: int | None = None) -> bytes:
+    """A message of the measuring processes."""
+    return struct.pack("!Q", len(data) if length is None else length) + data
+
+
+def hello(rank: int, ranks: int = 3) -> bytes:
+    """What a rank says first to rank 0."""
+    said = Hello("perfmodel", __version__, rank, ranks, {}, None, HOST, 1)
+    return message(msgspec.json.encode(said))
+
+
+def link(rank: int) -> bytes:
+    """What a rank says first on a connection for what is measured."""
+    return message(msgspec.json.encode(Link(rank)))
+
+
+def says(data: bytes) -> Attack:
+    """Says something at once, and waits for what comes of it."""
+
+    def attack(one: socket.socket) -> None:
+        one.sendall(data)
+        until_closed(one)
+
+    return attack
+
+
+def proving(data: bytes) -> Attack:
+    """Answers with a wrong token, and says something after that."""
+
+    def attack(one: socket.socket) -> None:
+        one.sendall(Answer(WRONG, received(one, QUESTION_BYTES)).frame)
+        received(one, PROOF_BYTES)
+        one.sendall(data)
+        until_closed(one)
+
+    return attack
+
+
+def echoes(one: socket.socket) -> None:
+    """Answers with the question itself."""
+    question = received(one, QUESTION_BYTES)
+    one.sendall((question + question)[:ANSWER_BYTES])
+    until_closed(one)
+
+
+def leaves(one: socket.socket) -> None:
+    """Comes and goes."""
+
+
+def resets(one: socket.socket) -> None:
+    """Goes without a farewell."""
+    one.sendall(GREETING)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def half(one: socket.socket) -> None:
+    """Begins as it should, and says no more."""
+    one.sendall(GREETING + b"half of a")
+    until_closed(one)
+
+
+NESTED = message(b'{"unknown": ' + b"[" * 1_000_000)
+ATTACKS: dict[str, Attack] = {
+    "wrong token": proving(b""),
+    "wrong token, then rank 1": proving(hello(1)),
+    "the question as answer": echoes,
+    "no proof at all": says(GREETING + bytes(ANSWER_BYTES - len(GREETING))),
+    "nested a million deep": says(NESTED),
+    "10 GB and garbage": says(message(b"\xff garbage" * 1000, length=10 * 10**9)),
+    "rank 1 again": says(hello(1)),
+    "a wrong rank": says(hello(99)),
+    "rank 0": says(hello(0)),
+    "a wrong link": says(link(99)),
+    "worker 0 again": says(HEADER.pack(HELLO, 0, 0)),
+    "a wrong worker": says(HEADER.pack(HELLO, 99, 0)),
+    "a piece that is none": says(HEADER.pack(PUSH, 2**32 - 1, 2**64 - 1)),
+    "another protocol": says(b"GET / HTTP/1.1\r\n\r\n"),
+    "control characters": says(b"\x1b[2J\x07\r\nperfmodel: error: all is lost\n"),
+    "silence": says(b""),
+    "half a greeting": half,
+    "gone at once": leaves,
+    "reset": resets,
+}
+
+
+def received(one: socket.socket, count: int) -> bytes:
+    """The next bytes."""
+    said = b""
+    while len(said) < count and (some := one.recv(count - len(said))):
+        said += some
+    return said
+
+
+def until_closed(one: socket.socket) -> None:
+    """Wait until the other end has closed."""
+    while one.recv(4096):
+        pass
+
+
+class Strangers:
+    """Hostile clients, each with a thread; ``addresses`` are theirs."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self._open: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def come(self, port: int, attack: Attack) -> None:
+        """Connect, which has happened when this returns, and attack."""
+        one = socket.create_connection((HOST, port), LASTS_S)
+        self.addresses.append("{}:{}".format(*one.getsockname()))
+        self._open.append(one)
+        thread = threading.Thread(target=self._attack, args=(one, attack), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def __enter__(self) -> Strangers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(LASTS_S)
+        for one in self._open:
+            one.close()
+
+    @staticmethod
+    def _attack(one: socket.socket, attack: Attack) -> None:
+        with contextlib.suppress(OSError):
+            attack(one)
+        one.close()
+
+
+def attacked(strangers: Strangers, *attacks: Attack) -> Any:
+    """A listener to which strangers come before anybody else can."""
+
+    class Attacked(Listener):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            for attack in attacks:
+                strangers.come(self.port, attack)
+
+    return Attacked
