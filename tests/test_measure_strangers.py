@@ -551,7 +551,8 @@ def met(environment: dict[str, str], act: Callable[[Any], Any], **more: Any) -> 
     """What ``act`` says of the groups of three ranks that torchrun started."""
 
     def one(rank: int) -> Any:
-        where = Place(rank, 3, HOST, int(environment["MASTER_PORT"]), **more)
+        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        where = Place(rank, 3, host, port, **more)
         with meet(where, {}, timeout_s=PATIENCE_S, environment=environment) as group:
             return act(group)
 
@@ -579,6 +580,16 @@ def test_a_given_token_is_not_in_torchrun_s_store(torchrun: dict[str, str]) -> N
     store = dist.TCPStore(HOST, int(torchrun["MASTER_PORT"]), is_master=False)
     assert TOKEN.text.encode() not in store.get("perfmodel/0/point")
     assert b'"secret":""' in store.get("perfmodel/0/point")
+
+
+@linux
+def test_a_name_that_leads_elsewhere_on_the_node_itself(
+    torchrun: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = listening(monkeypatch)
+    # connections to there come from 127.0.0.1
+    said = met(torchrun | {"MASTER_ADDR": "127.0.1.1"}, lambda group: group.rank_0_host)
+    assert said == found == [HOST] * 3
 
 
 def test_ranks_on_other_nodes_say_where_rank_0_is(

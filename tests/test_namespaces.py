@@ -88,6 +88,48 @@ def test_nodes_are_told_apart_and_congestion_control_is_recorded(tmp_path: Path)
     assert not allowed or "congestion control reno" in found.source.text
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("need_namespaces")
+def test_torchrun_s_ranks_meet_at_the_address_of_a_node(tmp_path: Path) -> None:
+    pytest.importorskip("torch.distributed")
+    environment = {name: os.environ[name] for name in os.environ if name != "PERFMODEL_TOKEN"}
+    path = tmp_path / "network.json"
+    with namespaces.cluster(2, 1e9) as nodes:
+        processes = []
+        try:
+            for node, address in enumerate(nodes.addresses):
+                words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+                words += ["--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+                words += ["--rdzv-endpoint", f"{nodes.addresses[0]}:{PORT}"]
+                words += ["--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", address]
+                words += ["-m", "perfmodel", "measure", "network", "--output", str(path)]
+                words += ["--operations", "ping_pong", "--sizes", "1KB"]
+                processes.append(
+                    nodes.popen(
+                        node,
+                        words,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        env=environment,
+                    )
+                )
+            said = [process.communicate(timeout=PATIENCE_S)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.terminate()  # torchrun ends its own processes
+            for process in processes:
+                process.communicate(timeout=PATIENCE_S)
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert len(set(read_measurements(path).nodes)) == 2
+    listens = [line for line in "".join(said).splitlines() if "listens on" in line]
+    assert len(listens) == 1
+    # which of the nodes is that of rank 0 is up to torchrun
+    starts = [f"perfmodel: rank 0 listens on {address}, port " for address in nodes.addresses]
+    assert listens[0].startswith(tuple(starts))
+    assert listens[0].endswith("; token: torchrun's store")
+
+
 def namespace_names() -> set[str]:
     done = subprocess.run(["ip", "netns"], stdout=subprocess.PIPE, encoding="utf-8", check=True)
     return {line.split()[0] for line in done.stdout.splitlines() if line}

@@ -6,6 +6,7 @@ what is told here is as safe as torchrun itself is.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Mapping
@@ -71,7 +72,9 @@ class Store:
                 there, here = one.getpeername()[0], one.getsockname()[0]
         except OSError as error:
             raise LostError(f"torchrun: {place.host}: {error.strerror or error}") from None
-        self._set(f"route/{place.rank}", Route(there, there == here))
+        # what comes from 127.0.0.1 to 127.0.1.1, as a node's own name often is, stays there, too
+        same_node = there == here or ipaddress.ip_address(there).is_loopback
+        self._set(f"route/{place.rank}", Route(there, same_node))
 
     def address(self) -> str:
         """Rank 0's address on the way from the others.
