@@ -59,13 +59,14 @@ def says(data: bytes) -> Attack:
     return attack
 
 
-def proving(data: bytes) -> Attack:
-    """Answers with a wrong token, and says something after that."""
+def proving(data: bytes, done: Callable[[], None] = lambda: None) -> Attack:
+    """Answers with a wrong token, and says something after that; then ``done`` is called."""
 
     def attack(one: socket.socket) -> None:
         one.sendall(Answer(WRONG, received(one, QUESTION_BYTES)).frame)
         received(one, PROOF_BYTES)
         one.sendall(data)
+        done()
         until_closed(one)
 
     return attack

@@ -171,7 +171,7 @@ class Listener:
     def close(self) -> None:
         """Let no more in."""
         for one in list(self._visitors.values()):
-            self._drop(one, one.late("before all others were there"))
+            self._drop(one, one.late("before all were there"))
         self.socket.close()
 
     def __enter__(self) -> Self:

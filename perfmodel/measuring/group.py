@@ -42,7 +42,7 @@ LAST_WORD_S = 2.0
 
 
 class Hello(msgspec.Struct):
-    """What a rank says first; ``port`` is where its neighbour finds it."""
+    """What a rank says first; ``port`` is where its neighbour finds it, 0 if it has none."""
 
     greeting: str
     version: str
@@ -211,7 +211,10 @@ def _receive_all(
         _closed_on_error(Group(place, token, timeout_s)) as group,
     ):
         _LOG.info(
-            "rank 0 listens on %s, port %d; token: %s", listener.host, listener.port, token.source
+            "rank 0 listens on %s, port %d; token: %s",
+            listener.host,
+            listener.port,
+            printable(token.source),
         )
         if store is not None:
             there = place.host if listener.host in EVERYWHERE else listener.host
@@ -272,8 +275,11 @@ def _come(
         listen = _listens_on(place) or control.local_host
         own.host = control.local_host if listen in EVERYWHERE else listen
         group.local_host = own.host
-        with Listener(listen, 0, timeout_s, token, congestion) as listener:
-            own.port = listener.port
+        with contextlib.ExitStack() as stack:
+            listener = None
+            if place.rank + 1 < place.ranks:
+                listener = Listener(listen, 0, timeout_s, token, congestion)
+                own.port = stack.enter_context(listener).port
             control.send_object(msgspec.to_builtins(own))
             control.timeout_s = timeout_s + GRACE_S
             welcome = control.receive_object(Welcome)
@@ -288,7 +294,7 @@ def _come(
                 link = connect(there, door, timeout_s, token, congestion, f"rank {rank}")
                 group.links[rank] = link
                 link.send_object(msgspec.to_builtins(Link(place.rank)))
-            if place.rank + 1 < place.ranks:
+            if listener is not None:
                 _let_in(group, listener, {place.rank + 1})
     return group
 
