@@ -21,8 +21,8 @@ MOST_PERIODIC_ROUNDS = 255
 """Rounds after which a deterministic run that has found no period is averaged as a random one."""
 
 FEWEST_RUNS, RUNS_OF_NOISY, MOST_RUNS = 6, 8, 32
-"""Runs of a job whose workers start at random times; the confidence interval is over them. At least;
-until runs that vary by themselves become longer instead; at most."""
+"""Runs of a job whose workers start at random times, which its interval is over: at least; until
+runs that vary by themselves become longer instead; at most."""
 
 RESOLUTION = 0.1
 """Narrowest interval of a random job, as a part of ``rel_ci``: rare patterns go unseen."""
