@@ -11,15 +11,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, fine, predict
-from perfmodel.architectures.fsdp import units_of, worker_bytes
+from perfmodel.architectures import fsdp
+from perfmodel.architectures.fsdp import Issue, Options, issue_order, units_of, worker_bytes
 from perfmodel.engine import timeline
 from tests.jobs import cluster, job, workload
 from tests.test_allreduce import same
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
 EACH = {"unit_bytes": 0}
+NONE_AHEAD = {**EACH, "prefetch": 0}
 
 
 def spans(options: dict[str, Any], iteration: int = 0) -> dict[str, tuple[float, float]]:
@@ -73,9 +77,92 @@ def test_without_prefetch_a_unit_is_gathered_when_the_one_before_is_done() -> No
     found = spans({"prefetch": 0})
     assert found["all-gather unit 1"] == (2.0, 2.5)
     assert found["all-gather again unit 1"] == (3.5, 4.0)
-    assert found["all-gather again unit 0"] == (5.0, 6.0)
-    assert found["reduce-scatter unit 1"] == (6.0, 6.5)
-    assert found["optimizer"] == (8.0, 8.25)
+    assert found["reduce-scatter unit 1"] == (5.0, 5.5)
+    assert found["all-gather again unit 0"] == (5.5, 6.5)
+    assert found["backward, layer0"] == (6.5, 7.5)
+    assert found["optimizer"] == (8.5, 8.75)
+
+
+# -- the order of issue ------------------------------------------------------------------------
+
+EQUAL = workload([0.03] * 3, [0.04] * 3, [0.06] * 3)
+"""Three units of two workers: each collective takes 30 ms, forward 30 ms, backward 40 ms."""
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_without_prefetch_nothing_overlaps(fidelity: str) -> None:
+    """PyTorch issues a unit's reduce-scatter before the next unit's all-gather, and the collectives
+    of a process group run in the order of issue. So each of the 9 collectives of 30 ms follows, or
+    is followed by, a computation that waits for it: 270 + 90 + 120 = 480 ms. If gathers overtook
+    them, the first two reduce-scatters would run beside backward: 420 ms."""
+    found = predict(job(EQUAL, cluster(), 2, "zero3", NONE_AHEAD), fidelity=fidelity)
+    assert found.iteration_s == pytest.approx(0.480, rel=1e-12)
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_with_prefetch_a_gather_waits_behind_the_gradients_made_before(fidelity: str) -> None:
+    """Forward: gathers end at 30, 60, 90 ms, so that computation goes from 30 to 120. Backward:
+    gathers of units 2 and 1 end at 150 and 180, backward of unit 2 at 190, its reduce-scatter at
+    220, the gather of unit 0 at 250. Unit 1 computes from 190 to 230, is reduced from 250 to 280;
+    unit 0 computes from 250 to 290 and is reduced until 320."""
+    found = predict(job(EQUAL, cluster(), 2, "zero3", EACH), fidelity=fidelity)
+    assert found.iteration_s == pytest.approx(0.320, rel=1e-12)
+
+
+def test_order_of_issue() -> None:
+    """With k ahead, the gather of unit i - k comes right after the reduce-scatter of unit i + 1."""
+
+    def order(**options: Any) -> list[tuple[str, int, int]]:
+        found = issue_order(3, Options(**options))
+        return [("gather" if one.gather else "reduce", one.number, one.after) for one in found]
+
+    backward = [("gather", 3, 2), ("gather", 4, 2), ("reduce", 0, 3), ("gather", 5, 3)]
+    assert order(prefetch=1) == [
+        ("gather", 0, -1),
+        ("gather", 1, -1),
+        ("gather", 2, 0),
+        *backward,
+        ("reduce", 1, 4),
+        ("reduce", 2, 5),
+    ]
+    none_ahead = [one[:2] for one in order(prefetch=0)][3:]
+    assert none_ahead == [
+        *(("gather", 3), ("reduce", 0), ("gather", 4), ("reduce", 1), ("gather", 5), ("reduce", 2))
+    ]
+    kept = [one[:2] for one in order(prefetch=9, reshard_after_forward=False)]
+    assert kept == [("gather", k) for k in range(3)] + [("reduce", k) for k in range(3)]
+
+
+@given(
+    forward=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    data=st.data(),
+    workers=st.integers(2, 4),
+)
+@settings(max_examples=40, deadline=None)
+def test_without_prefetch_all_times_add_up(
+    forward: list[int], data: st.DataObject, workers: int
+) -> None:
+    """Whatever the units, where each is gathered for forward and for backward."""
+    n = len(forward)
+    backward = data.draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
+    size = data.draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
+    one = job(workload(forward, backward, size), cluster(), workers, "zero3", NONE_AHEAD)
+    expected = sum(forward) + sum(backward) + 3 * (workers - 1) / workers * sum(size)
+    assert predict(one).iteration_s == pytest.approx(expected, rel=1e-9)
+    assert predict(one, fidelity="coarse").iteration_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_canary_gathers_that_overtake_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order that was: at the end of a computation first what is gathered."""
+
+    def overtaking(units: int, options: Options) -> list[Issue]:
+        found = issue_order(units, options)
+        return sorted(found, key=lambda one: (one.after, not one.gather, one.number))
+
+    monkeypatch.setattr(fsdp, "issue_order", overtaking)
+    one = job(EQUAL, cluster(), 2, "zero3", NONE_AHEAD)
+    assert predict(one).iteration_s == pytest.approx(0.420, rel=1e-12)
+    assert predict(one, fidelity="coarse").iteration_s == pytest.approx(0.420, rel=1e-12)
 
 
 def test_parameters_that_are_kept_are_gathered_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -116,49 +116,74 @@ def _add_collectives(
         else None
     )
     reduced = communicator.add("reduce-scatter", scatter, axis="unit")
-    b.chain(gathered)
-    b.chain(reduced[::-1])
-    _edge_from_all(b, workers.backward[:, units.first], reduced)
     b.edge(np.broadcast_to(reduced, (len(optimizer), len(reduced))), optimizer[:, None])
     if options.stage == 3:
-        _gather_in_time(b, options, workers, units, optimizer, gathered, again)
+        gathers = gathered if again is None else np.concatenate([gathered, again[::-1]])
+        _in_issue_order(b, options, workers, units, optimizer, gathers, reduced[::-1])
     else:  # everything is gathered before the next step begins
+        b.chain(gathered)
+        b.chain(reduced[::-1])
+        _edge_from_all(b, workers.backward[:, units.first], reduced)
         _edge_from_all(b, optimizer[:, None], gathered[:1])
         b.edge(np.broadcast_to(gathered[-1], optimizer.shape), workers.forward[:, 0], lag=1)
     b.probe("all-gather", gathered, gathered, at_ready=True)
     b.probe("reduce-scatter", reduced, reduced, at_ready=True)
 
 
-def _gather_in_time(
+class Issue(NamedTuple):
+    """A collective of stage 3 in the order of issue: an all-gather or a reduce-scatter, by its
+    ``number`` among those of its kind, issued once computation ``after`` has been (-1: none)."""
+
+    gather: bool
+    number: int
+    after: int
+
+
+def issue_order(units: int, options: Options) -> list[Issue]:
+    """The order in which PyTorch's FSDP issues the collectives of an iteration of stage 3.
+
+    Computations are numbered: the forward passes of all units, then, in reverse, their backward
+    passes. All-gather k belongs to computation k, reduce-scatter k follows the backward pass
+    units + k. An all-gather is issued when its computation is ``prefetch`` + 1 ahead, and once its
+    unit has been freed. What a backward pass makes is reduced first, and only then is gathered what
+    is issued at its end: the post-backward hook of a unit comes before the pre-backward hook of the
+    next one, which gathers and prefetches (torch/distributed/fsdp: ``_runtime_utils.py``,
+    ``_fully_shard/_fsdp_param_group.py``; BackwardPrefetch.BACKWARD_PRE). The collectives of one
+    process group go one after the other in the order of issue, from whatever streams.
+    """
+    gathers = 2 * units if options.reshard_after_forward else units
+    freed = [-1] * units + [units - 1] * units
+    found = [Issue(True, k, max(k - options.prefetch - 1, freed[k])) for k in range(gathers)]
+    found += [Issue(False, k, units + k) for k in range(units)]
+    return sorted(found, key=lambda issue: (issue.after, issue.gather, issue.number))
+
+
+def _in_issue_order(
     b: GraphBuilder,
     options: Options,
     workers: Workers,
     units: Units,
     optimizer: Ids,
-    gathered: Ids,
-    again: Ids | None,
+    gathers: Ids,
+    reduced: Ids,
 ) -> None:
-    """Gather a unit before it computes, and no more than ``prefetch`` units ahead.
+    """Edges of stage 3: each unit is gathered before it computes, and reduced after its backward.
 
-    A unit computes twice: in forward and, in reverse order, in backward. Once one has ended, what
-    comes ``prefetch`` + 1 computations later is gathered.
+    ``gathers`` and ``reduced`` are in the order in which they are issued; each waits for whatever
+    was issued before it.
     """
-    forward_begin, forward_end = workers.forward[:, units.first], workers.forward[:, units.last]
-    backward_begin = workers.backward[:, units.last[::-1]]
-    backward_end = workers.backward[:, units.first[::-1]]
-    _edge_from_all(b, optimizer[:, None], gathered[:1], lag=1)
-    b.edge(np.broadcast_to(gathered, forward_begin.shape), forward_begin)
-    gathers, ends = gathered, forward_end
-    if again is not None:
-        back = again[::-1]
-        b.chain(back)
-        b.edge(np.broadcast_to(back, backward_begin.shape), backward_begin)
-        _edge_from_all(b, forward_end, again)  # it is freed before it is gathered again
-        gathers = np.concatenate([gathered, back])
-        ends = np.concatenate([forward_end, backward_end], axis=1)
-    ahead = options.prefetch + 1
-    if ahead < len(gathers):
-        _edge_from_all(b, ends[:, : len(gathers) - ahead], gathers[ahead:])
+    count = len(units.first)
+    begins = [workers.forward[:, units.first], workers.backward[:, units.last[::-1]]]
+    ends = [workers.forward[:, units.last], workers.backward[:, units.first[::-1]]]
+    begin, end = np.concatenate(begins, axis=1), np.concatenate(ends, axis=1)
+    needing = begin[:, : len(gathers)]
+    b.edge(np.broadcast_to(gathers, needing.shape), needing)
+    order = issue_order(count, options)
+    issued = np.array([(gathers if one.gather else reduced)[one.number] for one in order])
+    after = np.array([one.after for one in order])
+    b.chain(issued)
+    _edge_from_all(b, end[:, after[after >= 0]], issued[after >= 0])
+    _edge_from_all(b, optimizer[:, None], issued[:1], lag=1)
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -209,9 +234,13 @@ def notes(job: Job) -> tuple[str, ...]:
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation: where nothing is gathered in time."""
+    """Whether the coarse model equals the simulation.
+
+    At stage 3 the formula lets layers without parameters wait for the unit before them.
+    """
     data = job.workload.data_loading_s == 0.0
-    return job.options.stage < 3 and data and alike(job) and leaves_out(job) is None
+    known = job.options.stage < 3 or all(a.tensor_bytes for a in expanded(job.workload).layers)
+    return known and data and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
@@ -229,8 +258,7 @@ def _in_time(
 ) -> Quantity:
     """Until all gradients are scattered, if each unit is gathered before it computes.
 
-    One collective at a time, in the order in which they are ready: at the end of a computation
-    first what is gathered ahead, then the gradients that it made.
+    One collective at a time, in the order in which they are issued (:func:`issue_order`).
     """
     count = len(units.first)
     starts = [*map(layers.index.index, units.first.tolist()), len(layers.index)]
@@ -240,28 +268,21 @@ def _in_time(
     computing[0] += layers.first_s
     computing[-1] += layers.last_s
     computing = [scale * seconds for seconds in computing]
-    gathering = gathers + (gathers[::-1] if options.reshard_after_forward else [])
-    ahead = options.prefetch + 1
+    seconds = {True: gathers + gathers[::-1], False: scatters[::-1]}
     free: Quantity = 0.0
     end: Quantity = 0.0
     gathered: list[Quantity] = []
-    for step in range(-1, len(computing)):
-        if step >= 0:
-            begin = maximum(end, gathered[step]) if step < len(gathering) else end
-            end = begin + computing[step]
-        while len(gathered) < len(gathering) and _after(len(gathered), count, ahead) <= step:
-            free = maximum(free, end) + gathering[len(gathered)]
+    computed = -1
+    for one in issue_order(count, options):
+        while computed < one.after:
+            computed += 1
+            if computed < len(gathered):
+                end = maximum(end, gathered[computed])
+            end = end + computing[computed]
+        free = maximum(free, end) + seconds[one.gather][one.number]
+        if one.gather:
             gathered.append(free)
-        if step >= count:
-            free = maximum(free, end) + scatters[2 * count - 1 - step]
     return maximum(end, free)
-
-
-def _after(gather: int, count: int, ahead: int) -> int:
-    """The computation after which a gather may begin, -1 for none: that many ahead of its own, and
-    once its unit, one of ``count``, has been freed."""
-    freed = 2 * count - 1 - gather if gather >= count else -1
-    return max(gather - ahead, freed, -1)
 
 
 def _edge_from_all(b: GraphBuilder, before: Ids, after: Ids, lag: int = 0) -> None:
@@ -310,7 +331,8 @@ ARCHITECTURE = Architecture(
     assumptions=(
         "a ring reduce-scatter, or all-gather, moves (n-1)/n of a unit's bytes over every member's "
         "link, both ways, at the pace of the slowest link",
-        "collectives go one at a time, in the order in which they are ready",
+        "collectives go one at a time, in the order in which they are issued: at stage 3 a unit's "
+        "gradients are reduced before what may be gathered from then on, as in PyTorch",
         "a worker's optimizer updates its own part of the parameters, in 1/n of the time",
         "at stages 1 and 2 all parameters are gathered between the optimizer and the next forward "
         "pass; both take the same time, and differ in memory alone",
