@@ -723,8 +723,12 @@ def _probe(w: World, op: Id, active: bool) -> None:
                 w.stale_count[p.group] += 1
     if active:
         for k in range(x.rise, x.open):
-            w.counters[w.watched[k]] += 1
-            s.raised += 1
+            counter = w.watched[k]
+            w.counter_part[counter] += 1
+            if w.counter_part[counter] == w.counter_every[counter]:
+                w.counter_part[counter] = 0
+                w.counters[counter] += 1
+                s.raised += 1
     for k in range(x.open, x.end):
         _open(w, w.watched[k])
 

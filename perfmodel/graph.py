@@ -199,6 +199,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         when it became ready, as ``probe_at_ready`` says) to the end of iteration i of the close op.
     probe_counter : index of the counter that the close op raises, or NONE; the rise of the
         counter while the probe runs is a staleness.
+    counter_ops, counter_ids : ops and the counters that rise as they end; a counter rises once for
+        ``counter_every`` of its ops.
     group_device : slot whose idle time is the group's idleness.
     group_mark : op that ends the group's iteration.
     """
@@ -237,6 +239,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     probe_group: Refs
     counter_ops: Refs
     counter_ids: Refs
+    counter_every: Ids
     group_device: Ids
     group_mark: Ids
     group_count: Ids
@@ -608,7 +611,7 @@ class GraphBuilder:
         self._rules.append(Quorum(int(op), _at_least_one("quorum", count)))
 
     def every(self, op: int, count: int) -> None:
-        """Let ``op`` fire once per ``count`` tokens from any source (n-softsync)."""
+        """Let ``op`` fire once per ``count`` tokens from any source."""
         self._rules.append(Every(int(op), _at_least_one("every", count)))
 
     def mailbox(self, op: int, sources: ArrayLike, per_token_s: float = 0.0) -> None:
@@ -637,15 +640,18 @@ class GraphBuilder:
             Batch(int(op), sources.ravel(), targets.ravel(), sizes, cycle_s, cap_bytes)
         )
 
-    def counters(self, ops: Ids) -> Ids:
+    def counters(self, ops: Ids, *, every: int = 1) -> Ids:
         """Add a counter for each index along the last axis, raised as any of its ops ends.
 
-        ``ops`` has shape (..., counters); returns the counter ids, shape (counters,).
+        ``ops`` has shape (..., counters); returns the counter ids, shape (counters,). With
+        ``every`` it takes so many ends for a counter to rise by one, as where gradients of several
+        workers make one update (n-softsync).
         """
         ids = self._count["counter"] + np.arange(ops.shape[-1])
         self._count["counter"] += ops.shape[-1]
         self._add("counter_ops", ops.ravel())
         self._add("counter_ids", np.broadcast_to(ids, ops.shape).ravel())
+        self._add("counter_every", np.full(ids.size, _at_least_one("counters", every)))
         return ids
 
     def probe(
@@ -743,7 +749,7 @@ _COLUMNS: dict[Any, tuple[str, ...]] = {
         "link_capacity_bytes_per_s",
         "stream_cv",
     ),
-    np.int64: ("hold_units", "slot_capacity", "slot_place", "link_place"),
+    np.int64: ("hold_units", "slot_capacity", "slot_place", "link_place", "counter_every"),
     np.int32: (
         "op_route",
         "op_stream",

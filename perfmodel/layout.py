@@ -116,7 +116,7 @@ _kept: WeakKeyDictionary[OpGraph, Kept] = WeakKeyDictionary()
 _REWRITTEN = tuple(
     (
         "state links paths groups slots routes places pools streams extras specials items probes "
-        "counters moved waits marked_at marked_busy marked_waits "
+        "counters counter_part moved waits marked_at marked_busy marked_waits "
         "histogram stale_sum stale_count stamp_time stamp_count"
     ).split()
 )
@@ -230,7 +230,7 @@ def _lay_out(graph: OpGraph) -> World:
         ("staggered", graph.staggered),
     ):
         state[name] = value
-    n_counters = int(graph.counter_ids.max()) + 1 if len(graph.counter_ids) else 0
+    n_counters = len(graph.counter_every)
     bins = max(256, 16 * int(graph.group_count.sum())) if n_counters else 1
     state["bins"] = bins
     nothing = np.zeros(0)
@@ -285,6 +285,8 @@ def _lay_out(graph: OpGraph) -> World:
         table=values,
         watched=watched,
         counters=np.zeros(n_counters, _L),
+        counter_every=graph.counter_every.astype(_L),
+        counter_part=np.zeros(n_counters, _L),
         stamp_time=np.zeros(stamps),
         stamp_count=stamp_count,
         moved=np.zeros(n_routes),

@@ -139,7 +139,7 @@ def measures(
     by_link = np.repeat(t.moved, np.diff(graph.route_start)) * graph.route_units
     np.add.at(load, graph.route_links, by_link)
     walks = max(t.walks, 1)
-    n_counters = int(graph.counter_ids.max(initial=-1)) + 1
+    n_counters = len(graph.counter_every)
     seen = np.flatnonzero(t.histogram)
     stale = np.where(t.stale_count > 0, t.stale_sum / np.maximum(t.stale_count, 1), np.nan)
     return Measures(

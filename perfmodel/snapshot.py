@@ -51,6 +51,8 @@ def state(world: World) -> State:
         _phases(world, taken),
         *(column(world, "items", name) for name in ("tokens", "admitted", "loaded")),
         _turns(world, taken),
+        np.array(world.counter_part),
+        _risen(world),
         what[order],
         moving,
     ]
@@ -66,6 +68,24 @@ def state(world: World) -> State:
         np.concatenate(times),
         np.concatenate([left, column(world, "specials", "left")]),
     )
+
+
+def _risen(world: World) -> NDArray[Any]:
+    """How far counters have risen since each probe that is open was opened, probe by probe.
+
+    It decides how stale what closes it will be: windows that are open when everything begins are
+    shorter than those of later rounds, in an otherwise equal state.
+    """
+    names = ("counter", "stamp", "room", "next", "open")
+    probe = {name: column(world, "probes", name) for name in names}
+    counting = np.flatnonzero((probe["counter"] >= 0) & (probe["open"] > 0))
+    every = {name: values[counting].astype(_L) for name, values in probe.items()}
+    behind = np.arange(every["open"].sum()) - np.repeat(starts(every["open"])[:-1], every["open"])
+    every = {name: np.repeat(values, every["open"]) for name, values in every.items()}
+    at = every["stamp"] + (every["next"] + behind) % every["room"]
+    risen: NDArray[Any] = np.array(world.counters, _L)[every["counter"]]
+    risen -= np.array(world.stamp_count, _L)[at]
+    return risen
 
 
 def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:

@@ -116,6 +116,8 @@ class World(NamedTuple):
     table: Any
     watched: Any
     counters: Any
+    counter_every: Any
+    counter_part: Any
     stamp_time: Any
     stamp_count: Any
     # what is measured
@@ -148,7 +150,11 @@ for _kind, _names in (
         "into into_first arrived queue members places flying agenda soon touched changed "
         "ended region_links region_routes region_pools filling cause watched",
     ),
-    (_L, "timer_what counters stamp_count histogram stale_sum stale_count"),
+    (
+        _L,
+        "timer_what counters counter_every counter_part stamp_count histogram stale_sum "
+        "stale_count",
+    ),
     (
         _F,
         "keys levels timer_time share due span_ready span_start span_end late table "

@@ -754,13 +754,13 @@ def test_probes_measure_from_an_end_or_from_readiness_and_across_iterations() ->
     assert found.probe_seconds / found.probe_count == pytest.approx([5.5, 5.5, 2.5, 1.0, 6.5])
 
 
-def pushing(seconds: list[float]) -> OpGraph:
+def pushing(seconds: list[float], *, every: int = 1) -> OpGraph:
     """Workers that compute for so long and then raise a counter, and watch how it rose since."""
     b = GraphBuilder()
     n = len(seconds)
     devices = b.slots("device", (n,))
     ops = b.ops("compute", (n,), seconds=seconds, slot=devices)
-    counter = b.counters(ops[:, None])
+    counter = b.counters(ops[:, None], every=every)
     b.probe("staleness", ops, ops, lag=1, counter=counter, group=np.arange(n))
     return b.build(device=devices, mark=ops)
 
@@ -780,6 +780,21 @@ def test_equal_workers_see_one_rise_of_each_other() -> None:
     assert found.staleness_mean == pytest.approx([3.0] * 4)
     assert found.clock_gap_mean == 0.0
     assert found.clock_gap_max == 0
+
+
+def test_a_counter_may_rise_once_for_several_ends() -> None:
+    """Three workers take turns, and every second end raises the counter: from one end of a worker
+    to just before its next one it rises once, be it the first or the second of a pair. A counter
+    that rises at each third end: one rise for every three of N - 1."""
+    found = simulate(pushing([1.0] * 3, every=2), compiled=False)
+    assert found.periodic
+    assert found.staleness.tolist() == [0, 6]
+    assert found.updates_per_s == pytest.approx(1.5)
+    uneven = simulate(pushing([1.0, 3.0], every=3), compiled=False)
+    values = np.arange(len(uneven.staleness))
+    assert np.average(values, weights=uneven.staleness) == pytest.approx(1 / 3)
+    with pytest.raises(InputError, match="counters: count must be at least 1, got 0"):
+        pushing([1.0], every=0)
 
 
 def test_counters_are_averaged_over() -> None:

@@ -264,8 +264,8 @@ def _apart(job: Job, q: Quantities) -> Phases:
         result,
         busy_s={name: q.workers * seconds for name, seconds in result.busy_s.items()},
         updates=1.0 / together,
-        # gradients that are applied together do not make each other stale
-        staleness=maximum(q.workers - together, 0.0) / together,
+        # of the N gradients from one read of a worker to the next all but its own age the copy
+        staleness=(q.workers - 1.0) / together,
         spread=q.cv * result.compute_s / maximum(result.iteration_s, NO_TIME),
     )
 

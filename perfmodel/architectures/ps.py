@@ -234,7 +234,8 @@ class _Builder:
     def _replies(self, update: Ids, pull: Ids) -> Ids:
         """Edges from updates to pulls; returns the ops that end an update of each slice.
 
-        Shape (1, slices) where one update is for all, else (pushers, slices).
+        Shape (1, slices) where one update is for all, else (pushers, slices). With ``softsync``
+        those are ends of a part of an update, and no pull waits for the rest.
         """
         b, options = self.b, self.options
         fresh = update
@@ -253,11 +254,6 @@ class _Builder:
             b.edge(fresh, whole[:, None])
             b.edge(np.broadcast_to(whole[:, None], (len(pull), 1)), pull, lag=1)
             self._bound(whole[:, None], pull, lag=1)
-        if options.softsync > 1:
-            fresh = self._for_all("applied together by", "server", self.names)
-            b.edge(update, np.broadcast_to(fresh, update.shape))
-            for op in fresh[0]:
-                b.every(int(op), options.softsync)
         return fresh
 
     def _requests(self, pull: Ids) -> Ids:
@@ -332,9 +328,8 @@ class _Builder:
 
     def _probes(self, push: Ids, update: Ids, pull: Ids, fresh: Ids) -> None:
         b, options = self.b, self.options
-        counter = b.counters(fresh)
-        reads_late = options.sync == "ssp" or options.softsync > 1
-        if reads_late:  # the version that is read is the one at the reply
+        counter = b.counters(fresh, every=options.softsync)
+        if options.sync == "ssp":  # the version that is read is the one at the reply
             lag = int(options.duplex)
             opened, closed, at_ready = pull, update, True
         else:
@@ -348,7 +343,7 @@ class _Builder:
             group=self.group,
             at_ready=at_ready,
         )
-        alone = options.backup_workers > 0 or options.softsync > 1  # updates are not one for one
+        alone = options.backup_workers > 0  # updates are not one for one
         applied = update if alone else np.broadcast_to(fresh, push.shape)
         b.probe("push", push, applied, at_ready=True, group=self.group)
         b.probe("update", update, update, at_ready=True, group=self.group)
@@ -397,8 +392,8 @@ ARCHITECTURE = Architecture(
         "losses make their parts unequal",
         "every pushed tensor costs the server its update time, also under BSP; without overlap "
         "(and without duplex) nothing is applied before a worker's whole gradient is in",
-        "a worker's copy is the one right after its own push was applied (asp), or the one at the "
-        "reply that the bound allows (ssp)",
+        "a worker's copy is the one right after its own push was applied (asp), with the update "
+        "that this push completes (softsync), or the one at the reply that the bound allows (ssp)",
         "the optimizer runs on the server: the worker's optimizer time does not count",
         "compression shrinks what is pushed; what is pulled are whole parameters",
         "servers contend with workers for cores only where workers compute on them "
