@@ -10,10 +10,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from perfmodel import InputError, Jitter, Link, NodeOverride, Straggler, build_graph, predict
+from perfmodel import (
+    InputError,
+    Jitter,
+    Link,
+    NodeOverride,
+    Straggler,
+    build_graph,
+    coarse,
+    predict,
+)
 from perfmodel.engine import simulate, timeline
-from perfmodel.graph import OpGraph, block_of
+from perfmodel.graph import GraphBuilder, OpGraph, block_of
 from tests.jobs import cluster, job, workload
 
 TWO_LAYERS = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0])
@@ -71,6 +82,67 @@ def test_sharded_each_worker_sums_its_share_and_sends_it_back() -> None:
     assert found["send back peer 0, layer0"] == (5.5, 6.5)
     assert times(graph, 0, 1)["forward layer0"] == (6.5, 7.5)
     assert predict(job(TWO_LAYERS, cluster(), 2, "p2p", SHARDED)).iteration_s == 6.5
+
+
+INTERLEAVED = workload([1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [4.0, 0.0, 4.0], optimizer_s=4.0)
+"""Layer 2 has come, at 8 s, while layer 1 is still in its backward pass, until 9 s."""
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_layers_are_applied_after_backward(fidelity: str) -> None:
+    """Backward ends at 10 s. Layer 2, 2 s, is applied then, while layer 0 travels until 14 s; then
+    that is applied until 16 s. If layer 2 were applied as soon as it has come, from 9 to 11 s,
+    layer 0 would be ready 2 s later, and an iteration take 18 s, 13 % more."""
+    found = predict(job(INTERLEAVED, cluster(), 2, "p2p"), fidelity=fidelity)
+    assert found.iteration_s == pytest.approx(16.0, rel=1e-12)
+    graph = build_graph(job(INTERLEAVED, cluster(), 2, "p2p"))
+    at = times(graph, 0)
+    assert at["backward layer0"] == (9.0, 10.0)
+    assert at["apply layer2"] == (10.0, 12.0)
+    assert at["apply layer0"] == (14.0, 16.0)
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_shares_are_sent_back_after_backward(fidelity: str) -> None:
+    """Of two workers each sends 2 bytes of a layer, applies them in 1 s, and sends them back. Layer
+    2 is there at 6 s, applied from 10 to 11 s, and goes back after layer 0 has left, from 12 to
+    14 s; layer 0 is applied from 12 to 13 s and goes back from 14 to 16 s."""
+    found = predict(job(INTERLEAVED, cluster(), 2, "p2p", SHARDED), fidelity=fidelity)
+    assert found.iteration_s == pytest.approx(16.0, rel=1e-12)
+
+
+@given(data=st.data(), workers=st.integers(1, 4), overlap=st.booleans(), hop=st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_both_routes_agree_where_updates_take_time(
+    data: st.DataObject, workers: int, overlap: bool, hop: int
+) -> None:
+    n = data.draw(st.integers(1, 5))
+    times_s = st.lists(st.floats(0.125, 5.0), min_size=n, max_size=n)
+    sizes = data.draw(st.lists(st.sampled_from([0.0, 1.0, 3.5]), min_size=n, max_size=n))
+    work = workload(
+        data.draw(times_s),
+        data.draw(times_s),
+        [*sizes[:-1], 2.0],
+        optimizer_s=data.draw(st.sampled_from([0.0, 0.5, 4.0])),
+    )
+    options = {"overlap": overlap, "reduce_per_byte_s": data.draw(st.sampled_from([0.0, 0.25]))}
+    one = job(work, cluster(1.0, hop / 2), workers, "p2p", options)
+    assert coarse.model_of(one).exact(one)
+    by_formula = predict(one, fidelity="coarse").iteration_s
+    assert predict(one).iteration_s == pytest.approx(by_formula, rel=1e-9)
+
+
+def test_canary_a_layer_applied_during_backward_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph with the edge that was: from each layer's own backward pass to its apply."""
+    edge = GraphBuilder.edge
+
+    def from_own(b: GraphBuilder, source: Any, target: Any, lag: int = 0) -> None:
+        if (np.shape(source)[-1:], np.shape(target)[-1:]) == ((1,), (3,)):
+            source = source + np.arange(3)
+        edge(b, source, target, lag)
+
+    monkeypatch.setattr(GraphBuilder, "edge", from_own)
+    assert predict(job(INTERLEAVED, cluster(), 2, "p2p")).iteration_s == pytest.approx(18.0)
 
 
 def test_without_overlap_phases_follow_each_other() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import maximum, where
+from perfmodel.algebra import Quantity, maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
 from perfmodel.architectures._network import Network
@@ -17,7 +16,8 @@ from perfmodel.architectures._workers import Workers, add_workers, left_out, pla
 from perfmodel.errors import number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities
+from perfmodel.phases import Phase, Phases, Quantities, Whole
+from perfmodel.workload import expanded
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -63,10 +63,9 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     messages = messages_of(job)
     ready = _gradients(b, job, workers, messages)
     apply = _apply(b, job, workers, messages)
-    b.edge(workers.backward, apply)
+    b.edge(workers.backward[:, :1], apply)
     b.edge(ready, apply[:, messages.layer])
     waiting = workers.forward if options.overlap else workers.forward[:, :1]
-    b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
     b.edge(apply, waiting, lag=1)
     if job.workers > 1:
         line = _Lines(b, job, workers, messages, fold)
@@ -101,7 +100,8 @@ def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) 
 def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> Ids:
     """Each worker's update of each layer's parameters, or of its share of them: (workers, layers).
 
-    First the gradients of the others are decoded and added to its own.
+    First the gradients of the others are decoded and added to its own. All of it comes after the
+    worker's backward pass.
     """
     options: Options = job.options
     share = messages.dense / messages.dense.sum() / _parts(job)
@@ -178,33 +178,32 @@ class _Lines:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, what of the exchange it does not hide, and the last layer's update."""
+    """Computation, updates, and what of the exchange they do not hide."""
     options: Options = job.options
     late, alone = q.slowest(), q.workers <= 1
     sharded = options.exchange == "sharded"
     parts = q.workers if sharded else 1.0
-    sent = options.sent_share * (2.0 if sharded else 1.0) / parts
+    sent = options.sent_share / parts
     away = q.workers - q.devices_per_node  # peers on other nodes
     link = maximum(away, 0.0) * q.devices_per_node / q.bandwidth_bytes_per_s
     inside = (q.workers - 1.0) / q.inside_bandwidth_bytes_per_s
-    per_byte_s = sent * maximum(link, inside)
     adding_s = (options.reduce_per_byte_s + options.decode_per_byte_s) * (q.workers - 1.0) / parts
     apply_s = q.optimizer_s / parts + q.slowdown * adding_s * q.gradient_bytes
     encode_per_byte_s = options.encode_per_byte_s * q.slowdown
     if options.encode_per_byte_s > 0.0:
         encode_per_byte_s = where(alone, 0.0, encode_per_byte_s)
-    hops = where(alone, 0.0, (2.0 if sharded else 1.0) * q.latency_s)
-    computed, _, end = q.layers.backward_and_send_s(
+    shown = _exposed_s(
+        q,
         q.scale * late,
-        [(0.0, per_byte_s)],
+        sent * maximum(link, inside),
+        apply_s * late / q.gradient_bytes,
         encode_per_byte_s=encode_per_byte_s * late,
-        latency_s=hops,
+        hop_s=where(alone, 0.0, q.latency_s),
         overlap=options.overlap,
-        ahead=options.overlap,
+        back=sharded,
     )
-    first = q.layers.bytes[0] / q.gradient_bytes
     compute, encode = q.forward_s + q.backward_s, encode_per_byte_s * q.gradient_bytes
-    shown = maximum(end - computed + first * apply_s - apply_s, 0.0)
+    moved = (2.0 if sharded else 1.0) * sent * link * q.gradient_bytes
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
@@ -213,17 +212,77 @@ def phases(job: Job, q: Quantities) -> Phases:
             "update": Phase(apply_s, "compute"),
             "exchange": Phase(where(alone, 0.0, shown), "network"),
         },
-        busy_s={"link of each node": where(alone, 0.0, sent * link * q.gradient_bytes)},
+        busy_s={"link of each node": where(alone, 0.0, moved)},
         updates=1.0 / q.workers,
     )
 
 
+def _exposed_s(
+    q: Quantities,
+    scale: Quantity,
+    per_byte_s: Quantity,
+    apply_per_byte_s: Quantity,
+    *,
+    encode_per_byte_s: Quantity,
+    hop_s: Quantity,
+    overlap: bool,
+    back: bool,
+) -> Quantity:
+    r"""How long a worker waits for the exchange, with computation ``scale`` times as profiled.
+
+    Layers L to 1 are sent, :math:`x s_l` each, once they are made. They are applied one after the
+    other, :math:`u s_l` each, once backward has ended, at C, and they have come, :math:`\alpha`
+    after :math:`E_l`. If they are sent ``back``, that follows whatever is sent first:
+
+    .. math:: A_l = \max(A_{l+1}, C, E_l + \alpha) + u s_l, \quad
+              R_l = \max(R_{l+1}, E_1, A_l) + x s_l
+
+    The next forward pass waits for :math:`A_1`, or :math:`R_1 + \alpha`: layer 1 comes last. With
+    ``overlap`` the layers before the first with parameters do not wait.
+    """
+    layers, applying = q.layers, apply_per_byte_s * q.gradient_bytes
+    if isinstance(layers, Whole):
+        computed, _, end = layers.backward_and_send_s(
+            scale,
+            [(0.0, per_byte_s)],
+            encode_per_byte_s=encode_per_byte_s,
+            latency_s=hop_s,
+            overlap=overlap,
+        )
+        return end - computed + (per_byte_s * q.gradient_bytes + hop_s if back else 0.0)
+    first_s = layers.first_s * scale if overlap else 0.0
+    sizes = layers.bytes[::-1]
+
+    def send(ready_s: list[Quantity]) -> Quantity:
+        computed = ready_s[-1] + layers.last_s * scale
+        sent: Quantity = 0.0
+        arrived: list[Quantity] = []
+        for ready, size in zip(ready_s, sizes, strict=True):
+            sent = maximum(sent, ready if overlap else computed) + per_byte_s * size
+            arrived.append(sent + hop_s)
+        applied, returned = computed + first_s, sent
+        for there, size in zip(arrived, sizes, strict=True):
+            applied = maximum(applied, there) + apply_per_byte_s * size
+            returned = maximum(returned, applied) + per_byte_s * size
+        return maximum(applied, returned + hop_s) if back else applied
+
+    computed, end = layers.overlapped_s(
+        scale, send, layers.index[::-1], encode_per_byte_s=encode_per_byte_s
+    )
+    return maximum(end - computed - first_s - applying, 0.0)
+
+
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation: where adding up gradients takes no time."""
+    """Whether the coarse model equals the simulation.
+
+    Where gradients are sent back, it does if they are added in no time: the order in which a worker
+    applies several that are there does not matter then.
+    """
     options: Options = job.options
     adding = job.workload.optimizer_s + options.reduce_per_byte_s + options.decode_per_byte_s
-    whole = options.exchange == "full" and options.partition_bytes == math.inf
-    return whole and adding == 0.0 and plain(job) and leaves_out(job) is None
+    first = not options.overlap or bool(expanded(job.workload).layers[0].tensor_bytes)
+    known = options.exchange == "full" or (adding == 0.0 and first)
+    return known and plain(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
@@ -265,7 +324,8 @@ ARCHITECTURE = Architecture(
         "one connection per pair of workers and direction, one layer at a time, in order; all "
         "connections at once",
         "a layer's next forward pass waits for its gradients from all workers",
-        "each worker updates a layer as soon as all have sent it, on its device",
+        "each worker updates a layer once all have sent it, on its device and after its own "
+        "backward pass",
         "with exchange=sharded each layer is cut evenly over all workers",
     ),
     source="Alqahtani, Demirbas, ICCCN 2019, arXiv 1909.02061; Watcharapichat et al. (Ako), "
