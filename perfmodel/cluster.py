@@ -55,9 +55,10 @@ class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A parameter server: where it runs and what one applied gradient tensor costs it.
 
-    ``placement`` is *dedicated* (a node of its own, after the workers' nodes) or *colocated*
-    (server j shares the node and link of worker j). Applying one pushed tensor of n bytes takes
-    ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update threads.
+    ``placement`` is *dedicated* (a node of its own, after the workers' nodes) or *colocated* (one
+    on each node of the workers in turn, whose link it shares). Applying one pushed tensor of n
+    bytes takes ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update
+    threads.
     """
 
     placement: Literal["dedicated", "colocated"] = "dedicated"
@@ -292,7 +293,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def node_of_server(self, server: int, workers: int) -> int:
         """The node server ``server`` runs on, beside ``workers`` workers."""
         if self.server.placement == "colocated":
-            return self.node_of_worker(server % workers)
+            return server % self.nodes_for(workers)
         return self.nodes_for(workers) + server
 
     def nic_of(self, node: int) -> Link:

@@ -362,7 +362,8 @@ def _parts(more: Mapping[str, float], total: float, slow: Prediction) -> str:
 
 def _where(kind: str, slow: Prediction) -> str:
     """The busiest resource of a kind in the slower job."""
-    resources = {"network": slow.utilisation.links, "server": slow.utilisation.servers}
+    use_of = slow.utilisation
+    resources = {"network": use_of.links, "server": use_of.servers, "cpu": use_of.cores}
     name, use = _busiest(resources.get(kind, {}))
     return f" (busiest there: {name}, {use:.0%})" if name is not None and use else ""
 

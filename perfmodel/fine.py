@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from perfmodel import architectures, particulars
-from perfmodel.architectures._workers import alike
+from perfmodel.architectures._workers import CORES, alike
 from perfmodel.bottlenecks import bottleneck, chrome_trace
 from perfmodel.engine import first_iterations, simulate, timeline
 from perfmodel.graph import CAUSES, Block, Floats, OpGraph
@@ -133,17 +133,20 @@ def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
         for slot in range(block.first, block.first + block.size)
     }
     busy = _by_worker(graph, run.busy_fraction)
+    # a processor is a link to the engine alone
+    links: dict[str, float] = {}
+    cores: dict[str, float] = {}
+    for block in graph.links:
+        shown = cores if block.label == CORES else links
+        for link in range(block.first, block.first + block.size):
+            if run.link_utilisation[link] > 0.0:
+                use = float(run.link_utilisation[link])
+                shown |= dict.fromkeys(_members(block, link), use)
     return Utilisation(
         workers={f"worker {i}": part for i, part in enumerate(busy)},
         servers=servers,
-        links={
-            name: float(run.link_utilisation[link])
-            for block in graph.links
-            if block.label != "cores of"  # a processor, which only the engine takes for a link
-            for link in range(block.first, block.first + block.size)
-            for name in _members(block, link)
-            if run.link_utilisation[link] > 0.0
-        },
+        links=links,
+        cores=cores,
     )
 
 

@@ -88,11 +88,16 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """Part of the time, or of the bandwidth, that each resource is in use, by name."""
+    """Part of the time, of the bandwidth or of the cores that is in use, by name of the resource.
+
+    ``cores`` has the processor of each node that workers compute on, with the servers beside them;
+    it is empty where workers compute on accelerators, and in a coarse prediction.
+    """
 
     workers: dict[str, float]
     servers: dict[str, float]
     links: dict[str, float]
+    cores: dict[str, float] = {}
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -190,6 +190,9 @@ def prediction(p: Prediction) -> None:
     busiest = max(p.utilisation.links.items(), key=lambda item: item[1], default=None)
     if busiest is not None:
         table.add_row("busiest link", f"{busiest[1]:.1%}", busiest[0])
+    busiest = max(p.utilisation.cores.items(), key=lambda item: item[1], default=None)
+    if busiest is not None:
+        table.add_row("busiest processor", f"{busiest[1]:.1%}", busiest[0])
     memory = f"worker {quantity(p.memory.worker_bytes, 'bytes')}"
     if p.memory.server_bytes is not None:
         memory += f", server {quantity(p.memory.server_bytes, 'bytes')}"

@@ -132,6 +132,36 @@ def test_a_colocated_server_spares_its_own_worker_the_network() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"devices_per_node": 4}, [0, 1, 0, 1, 0]),
+        ({"devices_per_node": 3}, [0, 1, 2, 0, 1]),
+        ({"devices_per_node": 4, "devices_on_nodes": (1, 3)}, [0, 1, 2, 0, 1]),
+        ({"devices_per_node": 8}, [0] * 5),
+        ({}, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_colocated_servers_are_one_on_each_node_in_turn(
+    fields: dict[str, Any], expected: list[int]
+) -> None:
+    """Of 8 workers, whatever share a node."""
+    where = cluster(server=Server(placement="colocated"), **fields)
+    assert [where.node_of_server(server, 8) for server in range(5)] == expected
+
+
+def test_each_node_carries_the_traffic_of_its_own_servers() -> None:
+    """Two nodes of two workers, two servers of half of the 4 bytes each: a node's link carries, out
+    and in, what its workers exchange with the other server, 2 x 2 bytes, and what its server
+    exchanges with the other workers, as much."""
+    where = cluster(devices_per_node=2, server=Server(placement="colocated"))
+    halves = {"servers": 2, "split_above_bytes": 1.0}
+    graph = build_graph(job(workload([1.0], [1.0], [4.0]), where, 4, "ps", halves))
+    moved = {graph.link_name(i): b for i, b in enumerate(graph.bytes_by_link())}
+    ends = [f"{way} node {node} (server {node})" for way in ("out of", "into") for node in (0, 1)]
+    assert moved == {f"link {end}": 8.0 for end in ends}
+
+
 def test_large_tensors_are_cut_and_whole_ones_balanced_by_bytes() -> None:
     work = workload([1.0] * 4, [1.0] * 4, [10.0, 100.0, 30.0, 25.0])
     split = slices_of(work, Options(servers=2, split_above_bytes=50))
@@ -547,6 +577,24 @@ def test_colocated_servers_take_cores_from_workers() -> None:
     assert stalled.iteration_s > 1.05 * free.iteration_s
     assert "cpu" in stalled.idle_fraction.by_cause
     assert "cpu" not in free.idle_fraction.by_cause
+
+
+def test_use_of_a_processor_is_told_by_node() -> None:
+    """Two nodes of 8 cores and 4 workers, each of which computes 2 s on 2 threads: 16 of 8 T
+    core-seconds. A server on node 0 makes 8 updates of 0.5 s on top, by one thread: 20 of 8 T."""
+    server = Server(placement="colocated", update_per_tensor_s=0.5)
+    shared = {"devices_per_node": 4, "cpu_cores": 8}
+    work = workload([1.0], [1.0], [1.0])
+    where = cluster(1e9, server=server, worker_threads=2, **shared)
+    found = predict(job(work, where, 8, "ps"))
+    assert found.iteration_s == pytest.approx(6.0)
+    assert found.utilisation.cores == pytest.approx(
+        {"cores of node 0": 20 / 48, "cores of node 1": 16 / 48}
+    )
+    assert not any("cores" in name for name in found.utilisation.links)
+    accelerators = job(work, cluster(1e9, server=server, **shared), 8, "ps")
+    assert predict(accelerators).utilisation.cores == {}
+    assert predict(accelerators, fidelity="coarse").utilisation.cores == {}
 
 
 def test_more_servers_on_the_same_machines_slow_a_cluster_bound_by_its_cores() -> None:

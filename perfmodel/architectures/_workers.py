@@ -17,6 +17,9 @@ from perfmodel.workload import expanded
 PREFETCH = 2
 """Batches the data loader may be ahead of the worker (PyTorch's DataLoader default per process)."""
 
+CORES = "cores of"
+"""Label of the links that stand for the processors of nodes."""
+
 
 class Noise:
     """Streams of the random factors of the workers' computation."""
@@ -51,9 +54,7 @@ class Processors:
         self._cores: Ids | None = None
         if cluster.worker_threads is not None and cluster.cpu_cores is not None:
             capacity = np.full(nodes, float(cluster.cpu_cores))
-            self._cores = b.links(
-                "cores of", capacity, place=np.arange(nodes), axes=(("node", None),)
-            )
+            self._cores = b.links(CORES, capacity, place=np.arange(nodes), axes=(("node", None),))
 
     @property
     def shared(self) -> bool:
