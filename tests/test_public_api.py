@@ -132,6 +132,7 @@ PREDICTION: dict[str, Any] = {
         "workers": NUMBERS_BY_NAME,
         "servers": NUMBERS_BY_NAME,
         "links": NUMBERS_BY_NAME,
+        "cores": NUMBERS_BY_NAME,
     },
     "memory": {
         "worker_bytes": NUMBER,
