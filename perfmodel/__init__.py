@@ -16,7 +16,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from perfmodel.api import build_graph, make_job, predict
-    from perfmodel.cluster import Cluster, Handover, Link, NodeOverride, Server, read_cluster
+    from perfmodel.cluster import (
+        Cluster,
+        Handover,
+        IntraNode,
+        Link,
+        NodeOverride,
+        Server,
+        read_cluster,
+    )
     from perfmodel.coarse import Variants, evaluate
     from perfmodel.comparison import Comparison, compare
     from perfmodel.crossovers import Crossover, Explanation, explain
@@ -42,6 +50,7 @@ _HOME = {
     "InputError": "errors",
     "Jitter": "job",
     "Job": "job",
+    "IntraNode": "cluster",
     "Link": "cluster",
     "NodeOverride": "cluster",
     "PerfmodelError": "errors",
@@ -77,6 +86,7 @@ __all__ = [
     "Formula",
     "Handover",
     "InputError",
+    "IntraNode",
     "Jitter",
     "Job",
     "Link",

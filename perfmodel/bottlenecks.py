@@ -20,6 +20,8 @@ _NEXT = {
     "link out of": "sending",
     "link into": "receiving",
     "link inside": "sending inside a node",
+    "inside link out of": "sending inside a node",
+    "inside link into": "receiving inside a node",
     "cores of": "computation on shared cores",
 }
 
@@ -47,8 +49,7 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     family = ranked[0]
     member, most = max(seconds[family].items(), key=lambda item: item[1])
     single = most > 0.5 * totals[family]
-    by_node = "link" in family or family == "cores of"
-    resource = member if single else f"{family} the nodes" if by_node else family
+    resource = member if single else f"{family}{_of_all(family)}"
     text = _words(family, resource, shares)
     return Bottleneck(resource, shares[family], text, shares, _steps(graph, measures))
 
@@ -93,6 +94,13 @@ def _resource(graph: OpGraph, measures: Measures, op: int) -> tuple[str, str, fl
         slot = int(slots[0])
         return block_of(graph.slots, slot).label, graph.slot_name(slot), fixed
     return LATENCY, LATENCY, fixed
+
+
+def _of_all(family: str) -> str:
+    """Whose resources of a family are, if it is not their own name that says so."""
+    if family.startswith("inside link"):
+        return " the devices"
+    return " the nodes" if "link" in family or family == "cores of" else ""
 
 
 def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:

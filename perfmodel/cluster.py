@@ -13,6 +13,9 @@ from perfmodel.provenance import Source
 
 SCHEMA = "perfmodel.cluster/1"
 
+MOST_NICS = 1000
+"""Links of a node to the network; more is taken for a slip of the keyboard."""
+
 Growth = Literal["constant", "log", "ring"]
 """How a part of a collective's time grows with the ranks: see :mod:`perfmodel.costs`."""
 
@@ -40,8 +43,23 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.bandwidth_bytes_per_s * self.efficiency
 
 
+class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
+    """What joins the devices of one node.
+
+    *bus*: one link that all transfers inside the node share, whichever way they go. *per_device*:
+    a port of each device, full duplex, to a switch that never limits (NVSwitch): a transfer takes
+    the sender's port out and the receiver's port in, so that ``bandwidth_bytes_per_s`` is what one
+    device sends, and what it receives at the same time.
+    """
+
+    kind: Literal["bus", "per_device"] = "bus"
+
+
 class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What differs on one node: its link, or the speed of its devices (1 = as profiled)."""
+    """What differs on one node: its links, or the speed of its devices (1 = as profiled).
+
+    ``nic`` is each of the node's links to the network.
+    """
 
     node: int
     nic: Link | None = None
@@ -167,12 +185,15 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     Attributes
     ----------
-    nic : link between each node and the network.
+    nic : link between a node and the network; of several, each.
     nodes : how many there are; None for as many as a job needs.
     devices_per_node : workers fill a node before they use the next.
+    nics_per_node : links of each node to the network. Device i of a node, and server i of a node,
+        uses number i modulo that.
     devices_on_nodes : how many devices of each of the first nodes a job gets, where it does not get
         all of them; further nodes give all.
-    intra_node : link between devices of one node; None where that costs nothing.
+    intra_node : what joins the devices of one node; None where that costs nothing. A
+        :class:`Link` is taken for a bus.
     core_oversubscription : all NICs together over the core's capacity; None for a core that
         never limits.
     cpu_cores : per node; bounds the update threads of a server.
@@ -197,8 +218,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     nic: Link
     nodes: int | None = None
     devices_per_node: int = 1
+    nics_per_node: int = 1
     devices_on_nodes: tuple[int, ...] = ()
-    intra_node: Link | None = None
+    intra_node: IntraNode | None = None
     core_oversubscription: float | None = None
     cpu_cores: int | None = None
     worker_threads: int | None = None
@@ -213,6 +235,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def __post_init__(self) -> None:
         whole_number("devices_per_node", self.devices_per_node)
+        whole_number("nics_per_node", self.nics_per_node, at_most=MOST_NICS)
+        inside: Link | None = self.intra_node
+        if inside is not None and not isinstance(inside, IntraNode):
+            bus = IntraNode(inside.bandwidth_bytes_per_s, inside.latency_s, inside.efficiency)
+            msgspec.structs.force_setattr(self, "intra_node", bus)
         for i, count in enumerate(self.devices_on_nodes):
             whole_number(f"devices_on_nodes[{i}]", count, at_most=self.devices_per_node)
         number("slowdown_per_neighbour", self.slowdown_per_neighbour)
@@ -265,6 +292,12 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         size = listed[node] if node < len(listed) else self.devices_per_node
         return min(max(workers - before, 0), size)
 
+    def even(self, workers: int) -> bool:
+        """Whether all nodes have as many of ``workers`` workers, and all links in use as many."""
+        counts = {self.devices_at(node, workers) for node in self.samples(workers)}
+        count, nics = max(counts), self.nics_per_node
+        return len(counts) == 1 and (count <= nics or count % nics == 0)
+
     def samples(self, workers: int) -> list[int]:
         """Nodes of ``workers`` workers, at least one of those with each number of devices."""
         last = self.nodes_for(workers) - 1
@@ -297,7 +330,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.nodes_for(workers) + server
 
     def nic_of(self, node: int) -> Link:
-        """The link of ``node``."""
+        """Each link of ``node`` to the network."""
         override = self._override(node)
         return override.nic if override is not None and override.nic is not None else self.nic
 

@@ -57,6 +57,9 @@ ROUNDING = 1e-12
 RAREST = 1e-6
 """Share of a staleness below which it is left out."""
 
+SERVERS = ("servers",)
+"""What of the resources in :attr:`perfmodel.phases.Phases.busy_s` is no link."""
+
 SATURATED = 0.95
 """Utilisation from which a resource is said to be saturated."""
 
@@ -170,8 +173,8 @@ def predict(job: Job, totals: Totals) -> Prediction:
         updates_per_s=job.workers / iteration_s * float(found.updates),
         utilisation=Utilisation(
             workers={f"worker {i}": 1.0 - part for i, part in enumerate(idle)},
-            servers={name: part for name, part in busy.items() if "link" not in name},
-            links={name: part for name, part in busy.items() if "link" in name},
+            servers={name: part for name, part in busy.items() if name in SERVERS},
+            links={name: part for name, part in busy.items() if name not in SERVERS and part > 0.0},
         ),
         bottleneck=_bottleneck(seconds, busy),
     )

@@ -221,29 +221,48 @@ def _binomial(members: int) -> list[tuple[Ids, Ids]]:
 
 
 def hierarchical_all_reduce(node: Sequence[int]) -> Schedule:
-    """Reduce inside each node along a binomial tree, a ring among nodes, and broadcast inside.
+    """Reduce-scatter inside each node, all-reduce of each part among nodes, all-gather inside.
 
-    ``node`` (members,) is the number of each member's node, 0 to nodes - 1, not decreasing. The
-    first member of a node stands for it in the ring.
+    ``node`` (members,) is the number of each member's node, 0 to nodes - 1, not decreasing. With s
+    members on every node, each ends the reduce-scatter, round a ring, with an s-th of the bytes,
+    and those of the same number on all nodes form a ring of their own. Where nodes have unequal
+    numbers of members, s is the least of them, and the others first give all they have to one of
+    the s, along binomial trees, and get the sum back from it in the end.
+
+    Mikami et al., 2018, arXiv 1811.05233 (2D-torus all-reduce).
 
     >>> hierarchical_all_reduce([0, 0, 1, 1]).sent()
-    array([2., 1., 2., 1.])
+    array([1.5, 1.5, 1.5, 1.5])
+    >>> hierarchical_all_reduce([0, 0, 1]).sent()
+    array([2., 1., 1.])
     """
     sizes = np.bincount(node)
+    rails = int(sizes.min())
     leaders = np.cumsum(sizes) - sizes
+    rail = np.arange(rails)
+    first = leaders[:, None] + rail  # (nodes, rails)
     up: list[Round] = []
-    for source, target in _binomial(int(sizes.max())):
-        here = [source < size for size in sizes.tolist()]
-        pairs = list(zip(leaders.tolist(), here, strict=True))
-        sources = np.concatenate([first + source[inside] for first, inside in pairs])
-        targets = np.concatenate([first + target[inside] for first, inside in pairs])
-        up.append((sources, targets, 1.0, True, 1))
+    for source, target in _binomial(-(-int(sizes.max()) // rails)):
+        sources, targets = (first[:, :, None] + rails * positions for positions in (source, target))
+        there = sources < (leaders + sizes)[:, None, None]
+        up.append((sources[there], targets[there], 1.0, True, 1))
     down: list[Round] = [(b, a, part, False, 1) for a, b, part, *_ in reversed(up)]
-    nodes = len(sizes)
-    around: list[Round] = [
-        (leaders, np.roll(leaders, -1), 1.0 / nodes, adds, nodes - 1) for adds in (True, False)
+
+    def around(axis: int, part: float, adds: bool) -> list[Round]:
+        others = first.shape[axis] - 1
+        following = np.roll(first, -1, axis)
+        return [(first, following, part / (others + 1), adds, others)] if others else []
+
+    share = 1.0 / rails
+    rounds = [
+        *up,
+        *around(1, 1.0, True),
+        *around(0, share, True),
+        *around(0, share, False),
+        *around(1, 1.0, False),
+        *down,
     ]
-    return _schedule(len(node), [*up, *(around if nodes > 1 else []), *down])
+    return _schedule(len(node), rounds)
 
 
 def double_tree_all_reduce(members: int, chunks: int) -> Schedule:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, ceiling, is_symbol, maximum, minimum
+from perfmodel.algebra import Quantity, ceiling, is_symbol, maximum, minimum, where
 from perfmodel.cluster import Collective
 from perfmodel.job import Job
 from perfmodel.overlap import blend
@@ -279,10 +279,13 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     workers, servers : how many.
     devices_per_node : of the fullest node.
     placed_on : nodes that the workers are on, where these are not filled one after the other.
+    least_on_node : workers of the emptiest of these.
+    nics_per_node : links of a node to the network.
     bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way, as achieved.
     server_bandwidth_bytes_per_s : of the slowest server's link.
     core_bandwidth_bytes_per_s : the core's, divided by the number of nodes; inf if it never limits.
     inside_bandwidth_bytes_per_s, inside_latency_s : of the link inside a node; inf and 0 without.
+    bus : whether the devices of a node share that link; else each has one of its own.
     forward_s, backward_s, optimizer_s : mean times of one worker's iteration; handing gradients
         over to the network is part of the backward pass.
     data_loading_s : the longest that a worker loads a batch.
@@ -326,6 +329,9 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     corrected: bool = True
     collectives: tuple[Collective, ...] = ()
     placed_on: int | None = None
+    least_on_node: int | None = None
+    nics_per_node: int = 1
+    bus: bool = True
 
     def slowest(self, steps: int = 1, late: int = 0) -> Quantity:
         """How many times longer than the average the slowest worker computes, on average.
@@ -416,6 +422,36 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             return self.placed_on
         return ceiling(self.workers / self.devices_per_node)
 
+    @property
+    def fullest(self) -> Quantity:
+        """Workers of the node that has most."""
+        if is_symbol(self.workers):
+            return self.devices_per_node
+        return minimum(self.devices_per_node, self.workers)
+
+    @property
+    def emptiest(self) -> Quantity:
+        """Workers of the node that has fewest."""
+        if self.least_on_node is not None:
+            return self.least_on_node
+        if is_symbol(self.workers):
+            return self.devices_per_node
+        return self.workers - (self.nodes - 1) * self.devices_per_node
+
+    def on_a_nic(self, devices: Quantity) -> Quantity:
+        """How many of the workers of a node with so many use the same link to the network."""
+        return devices if self.nics_per_node == 1 else ceiling(devices / self.nics_per_node)
+
+    def on_other_nics(self, first: Quantity, second: Quantity) -> Quantity:
+        """Whether two devices of a node use different links to the network."""
+        return first % self.nics_per_node != second % self.nics_per_node
+
+    @property
+    def hop_s(self) -> Quantity:
+        """Greatest latency between neighbours on a ring through all workers."""
+        inside = where(self.fullest > 1, self.inside_latency_s, 0.0)
+        return where(self.nodes > 1, maximum(self.latency_s, inside), inside)
+
 
 def quantities_of(job: Job) -> Quantities:
     """The quantities of a job, all of them numbers."""
@@ -438,7 +474,9 @@ def quantities_of(job: Job) -> Quantities:
         devices_per_node=cluster.fullest(n) if placed else cluster.devices_per_node,
         bandwidth_bytes_per_s=goodput,
         server_bandwidth_bytes_per_s=at_servers,
-        core_bandwidth_bytes_per_s=math.inf if over is None else goodput / over,
+        core_bandwidth_bytes_per_s=(
+            math.inf if over is None else cluster.nics_per_node * goodput / over
+        ),
         latency_s=max(nic.latency_s for nic in nics),
         inside_bandwidth_bytes_per_s=math.inf if inside is None else inside.goodput_bytes_per_s,
         inside_latency_s=0.0 if inside is None else inside.latency_s,
@@ -460,6 +498,11 @@ def quantities_of(job: Job) -> Quantities:
         classes=classes if len(classes) > 1 else (),
         collectives=cluster.collectives_of(n),
         placed_on=cluster.nodes_for(n) if placed else None,
+        least_on_node=min(cluster.devices_at(node, n) for node in cluster.samples(n))
+        if placed
+        else None,
+        nics_per_node=cluster.nics_per_node,
+        bus=inside is None or inside.kind == "bus",
     )
 
 

@@ -37,13 +37,11 @@ def add_begin(
 
 
 def add_network(b: GraphBuilder, job: Job, *, fold: bool = False) -> Network:
-    """Add the network between the nodes of a job without servers.
+    """Add the network between the workers of a job without servers.
 
-    With ``fold`` the first node, and each transfer of its worker, stands for those of all.
+    With ``fold`` the first link of a kind, and each transfer of the first worker, stands for all.
     """
-    nodes = job.cluster.nodes_for(job.workers)
-    names = [f"node {node}" for node in range(nodes)]
-    return Network(b, job.cluster, names, core_share=nodes if fold else 1, fold=fold)
+    return Network(b, job, fold=fold, core_share=job.workers if fold else 1)
 
 
 def others(workers: int) -> Ids:
@@ -84,7 +82,7 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
         reply: bool = False,
     ) -> Ids:
         """Add a model on its way to the partner that was drawn, or back from it, (senders,)."""
-        near, far = workers.node[self.worker][:, None], workers.node[self.candidates]
+        near, far = self.worker[:, None], self.candidates
         source, target = (far, near) if reply else (near, far)
         paths, latency_s = network.path(source, target), network.latency_s(source, target)
         alone = self.candidates.shape[1] == 1

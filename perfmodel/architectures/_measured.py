@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from perfmodel import costs
-from perfmodel.algebra import Quantity
+from perfmodel.algebra import Quantity, maximum, minimum, where
 from perfmodel.cluster import Collective
 from perfmodel.costs import Line
 from perfmodel.errors import InputError
@@ -16,18 +16,73 @@ from perfmodel.job import Job
 from perfmodel.units import show
 
 
+class Use(msgspec.Struct, frozen=True, eq=False):
+    """Seconds for which the busiest link of a kind is busy: those of nodes to the network, the
+    core, and those inside nodes."""
+
+    nic_s: Quantity = 0.0
+    core_s: Quantity = 0.0
+    inside_s: Quantity = 0.0
+
+    def times(self, factor: Quantity) -> Use:
+        """So many times as long."""
+        return Use(self.nic_s * factor, self.core_s * factor, self.inside_s * factor)
+
+    def plus(self, other: Use) -> Use:
+        """Both together."""
+        return Use(
+            self.nic_s + other.nic_s, self.core_s + other.core_s, self.inside_s + other.inside_s
+        )
+
+    def or_else(self, condition: Quantity, other: Use) -> Use:
+        """This where a condition holds, else the other."""
+        return Use(
+            where(condition, self.nic_s, other.nic_s),
+            where(condition, self.core_s, other.core_s),
+            where(condition, self.inside_s, other.inside_s),
+        )
+
+    def by_link(self, job: Job) -> dict[str, Quantity]:
+        """By name of the links, as far as a job has them."""
+        found = {"link of each node": self.nic_s}
+        if job.cluster.core_oversubscription is not None:
+            found["core"] = self.core_s
+        inside = job.cluster.intra_node
+        if inside is not None:
+            bus = inside.kind == "bus"
+            found["link inside each node" if bus else "inside link of each device"] = self.inside_s
+        return found
+
+
 class Rate(msgspec.Struct, frozen=True, eq=False):
     """What a collective takes: seconds to start, and for each byte of the whole.
 
-    One line in closed form; as measured, as many as there are pieces.
+    One line in closed form; as measured, as many as there are pieces. ``use`` is for each byte;
+    what was ``measured`` uses links no longer than it takes.
     """
 
     lines: tuple[Line, ...]
+    use: Use = Use()
+    measured: bool = False
 
     def seconds(self, size_bytes: Quantity) -> Quantity:
         """How long one of so many bytes takes."""
         startup_s, moving_s = costs.line_s(self.lines, size_bytes)
         return startup_s + moving_s
+
+    def busy(self, size_bytes: Quantity) -> Use:
+        """For how long one of so many bytes keeps links busy."""
+        found = self.use.times(size_bytes)
+        if not self.measured:
+            return found
+        _, moving_s = costs.line_s(self.lines, size_bytes)
+        longest = maximum(found.nic_s, found.core_s, found.inside_s)
+        some = longest > 0.0
+        return found.times(minimum(1.0, moving_s / where(some, longest, 1.0)))
+
+    def at(self, size_bytes: Quantity) -> Rate:
+        """The one that is chosen for messages of so many bytes: this."""
+        return self
 
     def chord(self, size_bytes: Quantity) -> Line:
         """The line from no bytes to so many, for what must be linear in the size."""
@@ -38,12 +93,11 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
 
     def sent(self, share: Quantity, at_once: int = 1) -> Rate:
         """By bytes of which ``share`` is sent, if ``at_once`` collectives start together."""
-        return Rate(
-            tuple(
-                Line(line.startup_s / at_once, share * line.per_byte_s, line.above_bytes / share)
-                for line in self.lines
-            )
+        lines = tuple(
+            Line(line.startup_s / at_once, share * line.per_byte_s, line.above_bytes / share)
+            for line in self.lines
         )
+        return Rate(lines, self.use.times(share), self.measured)
 
     @classmethod
     def of(cls, cost: Callable[..., Quantity], **figures: Quantity) -> Rate:
@@ -51,6 +105,48 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
         still = {name: 0.0 for name in figures if "latency" in name}
         startup_s = cost(size_bytes=0.0, **figures)
         return cls((Line(startup_s, cost(size_bytes=1.0, **{**figures, **still})),))
+
+
+class Fastest(msgspec.Struct, frozen=True, eq=False):
+    """For each message the one of several rates that takes least; the first in ties."""
+
+    rates: tuple[Rate, ...]
+
+    def seconds(self, size_bytes: Quantity) -> Quantity:
+        """How long a message of so many bytes takes."""
+        return minimum(*(rate.seconds(size_bytes) for rate in self.rates))
+
+    def busy(self, size_bytes: Quantity) -> Use:
+        """For how long a message of so many bytes keeps links busy."""
+        found = self.rates[0].busy(size_bytes)
+        least = self.rates[0].seconds(size_bytes)
+        for rate in self.rates[1:]:
+            seconds = rate.seconds(size_bytes)
+            found = rate.busy(size_bytes).or_else(seconds < least, found)
+            least = minimum(least, seconds)
+        return found
+
+    def at(self, size_bytes: Quantity) -> Rate:
+        """The one that is chosen for messages of so many bytes."""
+        found, least = self.rates[0], self.rates[0].seconds(size_bytes)
+        for rate in self.rates[1:]:
+            seconds = rate.seconds(size_bytes)
+            here, new, old = seconds < least, rate.lines[0], found.lines[0]
+            line = Line(
+                where(here, new.startup_s, old.startup_s),
+                where(here, new.per_byte_s, old.per_byte_s),
+            )
+            found = Rate((line,), rate.use.or_else(here, found.use))
+            least = minimum(least, seconds)
+        return found
+
+    def chord(self, size_bytes: Quantity) -> Line:
+        """The line of the one that is chosen for so many bytes."""
+        return self.at(size_bytes).lines[0]
+
+    def sent(self, share: Quantity, at_once: int = 1) -> Fastest:
+        """By bytes of which ``share`` is sent, if ``at_once`` collectives start together."""
+        return Fastest(tuple(rate.sent(share, at_once) for rate in self.rates))
 
 
 def measured_in(collectives: Iterable[Collective], operation: str) -> Collective | None:
@@ -72,7 +168,7 @@ def measured_rate(
         raise InputError(
             f"reduce_per_byte_s: the cluster's measured {operation} includes adding; leave it out"
         )
-    return Rate(costs.measured_lines(measured, ranks))
+    return Rate(costs.measured_lines(measured, ranks), measured=True)
 
 
 def measured_notes(job: Job, used: Mapping[str, Floats]) -> tuple[str, ...]:

@@ -2,81 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.cluster import Cluster
+from perfmodel.architectures._links import Fabric
 from perfmodel.errors import InputError
 from perfmodel.graph import NONE, Floats, GraphBuilder, Ids
 from perfmodel.job import Job
 
 
 class Network:
-    """The links of a cluster's first nodes (by name), and paths and latencies between them.
+    """The links between the ends of a job in its graph: its workers, then its servers.
 
-    ``core_share`` says how many times over each transfer crosses the core: once for a transfer
-    between two nodes, once per node for a collective that is a single flow in the graph. With
-    ``fold`` the first node stands for all of them.
+    ``homes`` are the nodes of the servers. With ``fold`` the first link of each kind stands for all
+    of its kind. ``core_share`` says how many times over each transfer crosses the core: once for
+    every worker where one stands for all.
     """
 
     def __init__(
         self,
         b: GraphBuilder,
-        cluster: Cluster,
-        names: Sequence[str],
+        job: Job,
+        homes: Ids | None = None,
         *,
-        core_share: int = 1,
         fold: bool = False,
+        core_share: int = 1,
     ) -> None:
-        nodes = 1 if fold else len(names)
-        self._fold = fold
-        nics = [cluster.nic_of(node) for node in range(nodes)]
-        goodput = np.array([nic.goodput_bytes_per_s for nic in nics])
-        place = np.arange(nodes)
-        axes = (("node", names),)
-        self._latency = np.array([nic.latency_s for nic in nics])
-        self.out = b.links("link out of", goodput, place=place, axes=axes)
-        self.into = b.links("link into", goodput, place=place, axes=axes)
-        self._core = np.full(1, NONE, np.int64)
-        if cluster.core_oversubscription is not None:
-            total = goodput.sum() * (len(names) / nodes)
-            self._core = b.links("core", total / cluster.core_oversubscription / core_share)
-        self._inside = np.full(nodes, NONE, np.int64)
-        self._inside_latency = 0.0
-        if cluster.intra_node is not None:
-            inside = np.full(nodes, cluster.intra_node.goodput_bytes_per_s)
-            self._inside = b.links("link inside", inside, place=place, axes=axes)
-            self._inside_latency = cluster.intra_node.latency_s
+        servers = np.zeros(0, np.int64) if homes is None else homes
+        self.fabric = Fabric.of(job.cluster, job.workers, servers)
+        self._names = node_names(job, servers)
+        self._each = job.cluster.nics_per_node
+        self._ids = self._add(b, self.fabric, fold, core_share)
+
+    def _add(self, b: GraphBuilder, fabric: Fabric, fold: bool, core_share: int) -> Ids:
+        """Links of the graph by number in the fabric; NONE for those that never limit."""
+        labels = ["link out of", "link into", "core"]
+        labels += ["link inside"] if fabric.bus else ["inside link out of", "inside link into"]
+        ids = np.full(len(fabric.capacity), NONE)
+        for label, kind in zip(labels, fabric.kinds, strict=True):
+            capacity, owner = fabric.capacity[kind], fabric.owner[kind]
+            if not np.isfinite(capacity).all():
+                continue
+            shown = capacity[:1] if fold else capacity
+            shown = shown / core_share if label == "core" else shown
+            names = self._named(label, len(capacity))
+            axes = (("node" if "inside link" not in label else "worker", names),) if names else ()
+            ids[kind] = b.links(label, shown, place=owner[: len(shown)], axes=axes)
+        return ids
+
+    def _named(self, label: str, count: int) -> list[str]:
+        """Names of the links of a kind; none for the core."""
+        if label == "core":
+            return []
+        if label.startswith("inside link"):
+            return [f"worker {worker}" for worker in range(count)]
+        if label == "link inside" or self._each == 1:
+            return self._names
+        return [f"{name}, NIC {i}" for name in self._names for i in range(self._each)]
+
+    def ids(self, numbers: Ids) -> Ids:
+        """Links of the graph by number in the fabric; NONE where a number is, or never limits."""
+        return np.where(numbers == NONE, NONE, self._ids[numbers])
 
     def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
-        """Links from node ``source`` to node ``target`` (broadcast), filled up with NONE."""
-        a, z = np.broadcast_arrays(source, target)
-        away = a != z
-        return np.stack(
-            [
-                np.where(away, self.out[a], self._inside[a]),
-                np.where(away, self._core[0], NONE),
-                np.where(away, self.into[z], NONE),
-            ],
-            axis=-1,
-        )
-
-    def around(self) -> Ids:
-        """Links from the first node to the next one, each of which stands for all of its kind."""
-        return np.concatenate([self.out[:1], self._core, self.into[:1]])
+        """Links from one end to another (broadcast), filled up with NONE."""
+        return self.ids(self.fabric.path(source, target))
 
     def latency_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """One-way latency from node ``source`` to node ``target``: the greater of the two ends'."""
-        a, z = np.broadcast_arrays(source, target)
-        between = np.maximum(self._latency[a], self._latency[z])
-        return np.where(a != z, between, self._inside_latency)
-
-    def hop_s(self, nodes: Sequence[int]) -> float:
-        """Greatest one-way latency between any two of ``nodes`` (inside the node if just one)."""
-        where = np.asarray(nodes[:1] if self._fold else nodes)
-        return float(self._latency[where].max()) if len(nodes) > 1 else self._inside_latency
+        """One-way latency from one end to another (broadcast): the greater of the two nodes'."""
+        return self.fabric.between_s(source, target)
 
 
 def homes_of(job: Job, servers: int) -> Ids:

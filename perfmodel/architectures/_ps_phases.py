@@ -83,7 +83,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
             in_step *= min((options.servers - 1) / (MANY_SERVERS - 1), 1.0) ** 2
             fullest = float(kept.max() / kept.sum())
         return cls(
-            own_s=(1 if options.local_aggregation else minimum(q.devices_per_node, q.workers))
+            own_s=(1 if options.local_aggregation else q.on_a_nic(q.fullest))
             / q.bandwidth_bytes_per_s,
             shared_s=1.0 / q.server_bandwidth_bytes_per_s,
             fullest=fullest,
@@ -323,7 +323,8 @@ def leaves_out(job: Job) -> str | None:
         job,
         {
             "servers on the nodes of workers": job.cluster.server.placement == "colocated",
-            "the link inside a node": job.cluster.intra_node is not None,
+            "the link inside a node": job.cluster.intra_node is not None
+            and options.local_aggregation,
             f"transmission={options.transmission}": options.transmission != "fifo",
             "credit": options.credit_bytes > 0.0,
             "pull=request": options.pull == "request",

@@ -132,7 +132,12 @@ def alike(job: Job) -> bool:
 def plain(job: Job) -> bool:
     """Whether workers do the same at the same time, each on a node of its own, and wait for no
     data."""
-    return alike(job) and job.cluster.devices_per_node == 1 and job.workload.data_loading_s == 0.0
+    return equal(job) and job.cluster.fullest(job.workers) == 1
+
+
+def equal(job: Job) -> bool:
+    """Whether workers do the same at the same time, and wait for no data."""
+    return alike(job) and job.workload.data_loading_s == 0.0
 
 
 def steady(job: Job) -> bool:

@@ -9,29 +9,25 @@ import msgspec
 import numpy as np
 
 from perfmodel import collectives, costs
-from perfmodel.algebra import Quantity, maximum, where
+from perfmodel.algebra import Quantity, maximum, minimum, where
 from perfmodel.architectures import Architecture, Band, Coarse
-from perfmodel.architectures._collectives import (
+from perfmodel.architectures._collectives import Communicator, add_sends
+from perfmodel.architectures._measured import Fastest, Rate, Use, measured_in, measured_notes
+from perfmodel.architectures._members import Cost, Members
+from perfmodel.architectures._messages import COMPRESSION_HELP, Compression, tensors_of
+from perfmodel.architectures._network import Network
+from perfmodel.architectures._rates import all_gather_rate, all_reduce_rate, closed
+from perfmodel.architectures._reduction import (
     CHUNKS,
     REDUCTION_ASSUMPTIONS,
     REDUCTION_HELP,
     Algorithm,
-    Communicator,
-    Cost,
-    Members,
     Reduction,
-    add_sends,
     all_gather_cost,
-    all_gather_rate,
     all_reduce_cost,
-    all_reduce_rate,
-    closed,
-    moved_between_nodes,
+    chosen,
     schedule_of,
 )
-from perfmodel.architectures._measured import Rate, measured_in, measured_notes
-from perfmodel.architectures._messages import COMPRESSION_HELP, Compression, tensors_of
-from perfmodel.architectures._network import Network
 from perfmodel.architectures._workers import (
     Workers,
     add_optimizer,
@@ -62,7 +58,7 @@ MOST_PARTS = 1_000_000
 class Options(Compression, frozen=True, forbid_unknown_fields=True):
     """Options of all-reduce training; the registry entry below says what each means."""
 
-    algorithm: Algorithm = "ring"
+    algorithm: Algorithm = "auto"
     chunks: int = CHUNKS
     reduce_per_byte_s: float = 0.0
     overlap: bool = True
@@ -126,9 +122,10 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
     def _check_sparse(self) -> None:
         if not self.sparse:
             return
-        if self.algorithm != "ring":
+        if self.algorithm not in ("auto", "ring"):
             raise InputError(
-                f"algorithm: {self.compression} gradients are gathered round a ring (allowed: ring)"
+                f"algorithm: {self.compression} gradients are gathered round a ring (allowed: auto "
+                "or ring)"
             )
         if self.reduce_per_byte_s > 0.0:
             raise InputError(
@@ -151,7 +148,7 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         found |= set() if self.bucketing == "ddp" else ddp
         found |= ordered | {"concurrent"} if self.bucketing == "horovod" else horovod
         found |= {"overlap"} if self.bucketing == "mg_wfbp" else set()
-        found |= {"reduce_per_byte_s"} if self.sparse else set()
+        found |= {"algorithm", "chunks", "reduce_per_byte_s"} if self.sparse else set()
         found |= {"concurrent"} if self.credit_bytes > 0.0 else set()
         if self.each_send:
             found |= {"priority", "credit_bytes", "cross_barrier", "concurrent"}
@@ -246,7 +243,29 @@ def _cost(job: Job, sent: Floats) -> Cost:
     members = Members.of(job.cluster, job.workers)
     if options.sparse:
         return all_gather_cost(members, job.workers * sent)
-    return all_reduce_cost(members, sent, options.reduction)
+    return all_reduce_cost(members, sent, _reduction(job, members))
+
+
+def _reduction(job: Job, members: Members) -> Reduction:
+    """How the sum is made: one algorithm for all messages where these are not known before, are
+    planned, or are simulated send by send."""
+    options: Options = job.options
+    largest = _largest_bytes(options, job.workload.gradient_bytes)
+    if options.each_send and largest is None:
+        largest = float(options.sent_bytes(messages_of(job).bytes).max())
+    return options.reduction if largest is None else chosen(members, options.reduction, largest)
+
+
+def _largest_bytes(options: Options, gradient_bytes: Quantity) -> Quantity | None:
+    """The size of message by which one algorithm is chosen for all; None if each has its own."""
+    match options.bucketing:
+        case "mg_wfbp":
+            return options.sent_share * gradient_bytes
+        case "horovod":
+            sent = options.sent_share * gradient_bytes
+            return minimum(sent, maximum(options.fusion_threshold_bytes, 1.0))
+        case _:
+            return None
 
 
 class End(msgspec.Struct, frozen=True, eq=False):
@@ -339,12 +358,13 @@ def _add_collectives(
     cost = _cost(job, sent)
     credit = max(int(min(options.credit_bytes, MOST_UNITS)), 1)
     by_bytes = options.credit_bytes > 0.0
+    members = Members.of(job.cluster, job.workers)
     communicator = Communicator(
         b,
         job,
-        Members.of(job.cluster, job.workers),
+        members,
         capacity=credit if by_bytes else options.concurrent,
-        symmetric=fold and cost.symmetric,
+        symmetric=fold and cost.symmetric(members.fabric),
     )
     collective = communicator.add(
         "all-gather" if options.sparse else "all-reduce",
@@ -371,7 +391,8 @@ def _add_fused(
         cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds
     )
     members = Members.of(job.cluster, job.workers)
-    communicator = Communicator(b, job, members, symmetric=fold and cost.symmetric)
+    alike = cost.symmetric(members.fabric)
+    communicator = Communicator(b, job, members, symmetric=fold and alike)
     axes = (("tensor", None),)
     made = b.ops("gradient ready", sent.shape, axes=axes)
     reduced = b.ops("gradient reduced", sent.shape, axes=axes)
@@ -396,16 +417,15 @@ def _add_sends(
     """Every send of every message as an op of its own."""
     options: Options = job.options
     sent = options.sent_bytes(messages.bytes)
-    if options.algorithm == "ring" and not options.sparse:
-        _add_ring_sends(b, job, sent, ready, end.waiting[:, 0], fold)
-        return
-    members = Members.of(job.cluster, job.workers)
-    schedule = (
-        collectives.ring_all_gather(job.workers)
-        if options.sparse
-        else schedule_of(members, options.reduction)
-    )
-    after = end.waiting[:, 0]
+    members, after = Members.of(job.cluster, job.workers), end.waiting[:, 0]
+    if options.sparse:
+        schedule = collectives.ring_all_gather(job.workers)
+    else:
+        reduction = _reduction(job, members)
+        if reduction.by_measurements:  # a ring, if not as measured
+            _add_ring_sends(b, job, sent, ready, after, fold)
+            return
+        schedule = schedule_of(members, reduction)
     add_sends(b, job, schedule, sent, ready, after, reduce_per_byte_s=options.reduce_per_byte_s)
 
 
@@ -415,57 +435,61 @@ def _add_ring_sends(
     """Every step of every bucket as a send from each worker to the next of the ring.
 
     A worker sends a part on once it has got it from the worker before, and added its own to it.
+    Where there are several rings each has an equal part of the bytes.
     """
     options: Options = job.options
     members = job.workers
-    place = np.array([job.cluster.node_of_worker(worker) for worker in range(members)])
-    nodes = sorted(set(place.tolist()))
-    names = [f"node {node}" for node in nodes]
-    network = Network(b, job.cluster, names, core_share=members if fold else 1, fold=fold)
+    network = Network(b, job, fold=fold, core_share=members if fold else 1)
+    rings = network.fabric.rings(members)
     n, buckets = ready.shape
     steps = costs.ring_allreduce_steps(members)
-    node, following = place[:n], np.roll(place, -1)[:n]
-    if fold:
-        path, latency_s = network.around()[None], np.array([network.hop_s(nodes)])
-    else:
-        path, latency_s = network.path(node, following), network.latency_s(node, following)
-    part = sizes / members
+    part = sizes / members / len(rings)
     adding = np.where(np.arange(steps) < members - 1, options.reduce_per_byte_s, 0.0)
-    send = b.ops(
-        "send",
-        (n, buckets, steps),
-        bytes=part[:, None],
-        seconds=part[:, None] * adding,
-        path=path[:, None, None],
-        latency_s=latency_s[:, None, None],
-        slot=b.slots("ring line of", (n,), place=node, axes=(("worker", None),))[:, None, None],
-        group=np.arange(n)[:, None, None],
-        axes=(("worker", None), ("bucket", None), ("step", None)),
-    )
-    # bucket after bucket: a worker's first step of one waits for its last of the one before
-    in_order = send.reshape(n, buckets * steps)
-    before = np.roll(in_order, 1, axis=0)  # what the worker before sends
-    b.chain(in_order)
-    b.edge(before[:, :-1], in_order[:, 1:])
-    b.edge(ready, send[:, :, 0])
-    b.edge(send[:, -1, -1], after)
-    b.edge(before[:, -1], after)
-    b.probe("all-reduce", send[:, :, 0], send[:, :, -1], at_ready=True)
+    for index, ring in enumerate(rings):
+        following = np.empty(members, np.int64)
+        following[ring] = np.roll(ring, -1)
+        worker, of = np.arange(n), f"ring {index} " if len(rings) > 1 else ""
+        node = network.fabric.place[worker]
+        line = b.slots(f"{of}ring line of".strip(), (n,), place=node, axes=(("worker", None),))
+        send = b.ops(
+            f"{of}send",
+            (n, buckets, steps),
+            bytes=part[:, None],
+            seconds=part[:, None] * adding,
+            path=network.path(worker, following[:n])[:, None, None],
+            latency_s=network.latency_s(worker, following[:n])[:, None, None],
+            slot=line[:, None, None],
+            group=worker[:, None, None],
+            axes=(("worker", None), ("bucket", None), ("step", None)),
+        )
+        # bucket after bucket: a worker's first step of one waits for its last of the one before
+        in_order = send.reshape(n, buckets * steps)
+        before = np.empty_like(in_order)  # what the worker before sends
+        before[following[:n] if n == members else worker] = in_order
+        b.chain(in_order)
+        b.edge(before[:, :-1], in_order[:, 1:])
+        b.edge(ready, send[:, :, 0])
+        b.edge(send[:, -1, -1], after)
+        b.edge(before[:, -1], after)
+        b.probe("all-reduce", send[:, :, 0], send[:, :, -1], at_ready=True)
 
 
-def _rate(q: Quantities, options: Options) -> Rate:
+def _rate(job: Job, q: Quantities) -> Rate | Fastest:
     """What it takes to sum gradients, by the bytes of one worker's before compression."""
+    options: Options = job.options
     sent = options.sent_share
     if options.sparse:
         return all_gather_rate(q).sent(q.workers * sent)
-    return all_reduce_rate(q, options.reduction).sent(sent, at_once=options.concurrent)
+    rate = all_reduce_rate(job, q, options.reduction)
+    largest = _largest_bytes(options, q.gradient_bytes)
+    return (rate if largest is None else rate.at(largest)).sent(sent, at_once=options.concurrent)
 
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, and what of the collectives it does not hide."""
     options: Options = job.options
     late = q.slowest()
-    rate, alone = _rate(q, options), q.workers <= 1
+    rate, alone = _rate(job, q), q.workers <= 1
     if isinstance(q.layers, Whole):
         shares, numbers = [1.0], [0]
     else:
@@ -506,13 +530,10 @@ def phases(job: Job, q: Quantities) -> Phases:
         "compress": Phase(compress, "compute"),
         "all-reduce": Phase(where(alone, 0.0, exposed), "network"),
     }
-    sent = options.sent_share * q.gradient_bytes
-    if options.sparse:
-        moved = costs.half_ring_bytes(q.workers, q.workers * sent)
-    else:
-        moved = moved_between_nodes(q, options.reduction, sent)
-    link_s = where(q.nodes > 1, moved / q.bandwidth_bytes_per_s, 0.0)
-    return Phases(parts=parts, busy_s={"link of each node": link_s}, updates=1.0 / q.workers)
+    used = Use()
+    for size in sizes:
+        used = used.plus(rate.busy(size))
+    return Phases(parts=parts, busy_s=used.by_link(job), updates=1.0 / q.workers)
 
 
 def _operation(options: Options) -> str:
@@ -523,7 +544,7 @@ def notes(job: Job) -> tuple[str, ...]:
     """Where a job goes beyond the collectives that its cluster has measured."""
     options: Options = job.options
     operation = _operation(options)
-    if job.workers == 1 or options.algorithm != "ring":
+    if job.workers == 1 or not options.reduction.by_measurements:
         return ()
     if measured_in(job.cluster.collectives, operation) is None:
         return ()
@@ -572,7 +593,8 @@ def _fold(job: Job) -> OpGraph | None:
     options: Options = job.options
     if options.each_send:
         shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1
-        if shared or options.algorithm != "ring" or options.sparse:
+        members = Members.of(job.cluster, job.workers)
+        if shared or options.sparse or _reduction(job, members).algorithm != "ring":
             return None
     return build(job, fold=True)
 
@@ -620,7 +642,7 @@ ARCHITECTURE = Architecture(
     "Li et al., PVLDB 13(12), 2020, doi 10.14778/3415478.3415530; "
     "Shi, Chu, Li, INFOCOM 2019, doi 10.1109/INFOCOM.2019.8737367; "
     "Peng et al. (ByteScheduler), SOSP 2019, doi 10.1145/3341301.3359642",
-    aliases={"ring": {"algorithm": "ring"}, "ar_sgd": {}},
+    aliases={"ring": {"algorithm": "ring"}, "ar_sgd": {"algorithm": "ring"}},
     fold=_fold,
     notes=notes,
     unused=lambda options: options.unused,

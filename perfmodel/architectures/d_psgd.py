@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import maximum, minimum, where
+from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._gossip import add_begin, add_network
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, plain
+from perfmodel.architectures._measured import Use
+from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, equal, left_out
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities
+from perfmodel.phases import Phase, Phases, Quantities, quantities_of
 
 NEIGHBOURHOOD = 6
 """Workers whose slowest one sets the pace, where each waits for its neighbours only."""
@@ -63,12 +64,10 @@ def _add_exchange(
     """Send each worker's model to its neighbours; average once all are sent and have come."""
     network = add_network(b, job, fold=fold)
     to = neighbours(job.workers)[: len(begin)]
+    path = network.path(workers.index[:, None], to)
+    latency_s = network.latency_s(workers.index[:, None], to)
     if fold:  # its neighbours do as it does
         to = np.zeros_like(to)
-        path, latency_s = network.around(), np.array(network.hop_s(range(job.workers)))
-    else:
-        source, target = workers.node[:, None], workers.node[to]
-        path, latency_s = network.path(source, target), network.latency_s(source, target)
     send = b.ops(
         "send",
         to.shape,
@@ -92,11 +91,8 @@ def phases(job: Job, q: Quantities) -> Phases:
     if job.options.overlap:
         late = minimum(q.unequal + SLACK * q.cv**2, late) if q.random else q.unequal
     compute = q.forward_s + q.backward_s
-    models = minimum(q.workers - 1.0, 2.0)
-    away = q.nodes > 1
-    rate = where(away, q.bandwidth_bytes_per_s, q.inside_bandwidth_bytes_per_s)
-    link = models * q.gradient_bytes / rate
-    exchange = link + where(away, q.latency_s, q.inside_latency_s)
+    use, exchange = _exchange(q)
+    exchange = maximum(*exchange)
     shown = maximum(exchange - compute * late, 0.0) if job.options.overlap else exchange
     return Phases(
         parts={
@@ -104,19 +100,54 @@ def phases(job: Job, q: Quantities) -> Phases:
             "wait for the slowest": Phase((compute + q.optimizer_s) * (late - 1.0), "straggler"),
             "exchange": Phase(where(alone, 0.0, shown), "network"),
         },
-        busy_s={"link of each node": where(alone, 0.0, link)},
+        busy_s=use.times(where(alone, 0.0, 1.0)).by_link(job),
         updates=1.0 / q.workers,
     )
 
 
+def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
+    """For how long links are busy with an exchange, and how long its longest transfers take if all
+    begin at once: those between nodes, and those inside."""
+    models = minimum(q.workers - 1.0, 2.0)
+    away, full = q.nodes > 1, q.fullest
+    if is_symbol(q.workers):
+        nic_s = models * q.gradient_bytes / q.bandwidth_bytes_per_s
+        return Use(nic_s), (nic_s + q.latency_s, 0.0)
+    # the first and the last device of a node send to another node; both do where it is alone
+    apart = q.on_other_nics(0, full - 1) & (full > 1)
+    least = q.on_other_nics(0, q.emptiest - 1) & (q.emptiest > 1)
+    sent = where(apart & least, 1.0, models)
+    nic_s = where(away, sent * q.gradient_bytes / q.bandwidth_bytes_per_s, 0.0)
+    if q.bus:
+        flows = where(away, 2.0 * (full - 1.0), models * full)
+    else:
+        flows = where(away, minimum(full - 1.0, 2.0), models)
+    inside_s = flows * q.gradient_bytes / q.inside_bandwidth_bytes_per_s
+    between_s = where(away, nic_s + q.latency_s, 0.0)
+    within_s = inside_s + where(flows > 0.0, q.inside_latency_s, 0.0)
+    return Use(nic_s, 0.0, inside_s), (between_s, within_s)
+
+
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation."""
-    return plain(job) and left_out(job) is None
+    """Whether the coarse model equals the simulation.
+
+    On several nodes with several devices transfers inside a node are not all at the same time; it
+    does where others take longer, or where nothing takes longer than computing.
+    """
+    if not (equal(job) and left_out(job) is None):
+        return False
+    cluster, n = job.cluster, job.workers
+    if cluster.nodes_for(n) == 1 or cluster.fullest(n) == 1:
+        return True
+    q = quantities_of(job)
+    _, (between_s, within_s) = _exchange(q)
+    hidden = job.options.overlap and within_s <= q.forward_s + q.backward_s
+    return cluster.even(n) and bool(within_s <= between_s or hidden)
 
 
 def _fold(job: Job) -> OpGraph | None:
     """Workers that share a node differ in where they send to."""
-    return None if job.cluster.devices_per_node > 1 else build(job, fold=True)
+    return None if job.cluster.fullest(job.workers) > 1 else build(job, fold=True)
 
 
 ARCHITECTURE = Architecture(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, maximum, minimum
+from perfmodel.algebra import Quantity, maximum
 from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
 from perfmodel.architectures._gossip import add_begin
 from perfmodel.architectures._messages import tensors_of
@@ -59,7 +59,7 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
     """
     period, group = job.options.period, workers.index[:, None]
     request = b.ops("request", (job.workers,), group=workers.index, cause="server", axes=AXES[:1])
-    pull, push = _transfers(b, job, workers.node[:, None], home)
+    pull, push = _transfers(b, job, home)
     pulled = b.ops("pulled", (job.workers,), group=workers.index, axes=AXES[:1])
     update = _updates(b, job, workers, home)
     for ops in (pull, push, update):
@@ -79,9 +79,10 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
             b.probe(label, ops, ops, at_ready=True, group=group)
 
 
-def _transfers(b: GraphBuilder, job: Job, node: Ids, home: Ids) -> tuple[Ids, Ids]:
-    """The pull and the push of each worker, on ``node`` (workers, 1), and each server."""
-    network = Network(b, job.cluster, node_names(job, home))
+def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
+    """The pull and the push of each worker and each server."""
+    network = Network(b, job, home)
+    worker, server = np.arange(job.workers)[:, None], job.workers + np.arange(len(home))
 
     def transfer(label: str, source: Ids, target: Ids) -> Ids:
         return b.ops(
@@ -94,7 +95,7 @@ def _transfers(b: GraphBuilder, job: Job, node: Ids, home: Ids) -> tuple[Ids, Id
             axes=AXES,
         )
 
-    return transfer("pull", home, node), transfer("push", node, home)
+    return transfer("pull", server, worker), transfer("push", worker, server)
 
 
 def _updates(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> Ids:
@@ -173,7 +174,7 @@ def _exchange(
     q: Quantities, demands: Demands, others: Sequence[Quantity]
 ) -> tuple[Quantity, Quantity]:
     """Seconds that a period waits for its pull, and then until its update is done."""
-    own_s = q.gradient_bytes * minimum(q.devices_per_node, q.workers) / q.bandwidth_bytes_per_s
+    own_s = q.gradient_bytes * q.on_a_nic(q.fullest) / q.bandwidth_bytes_per_s
     pull, push, update = (
         (1.0 + found) * seconds for found, seconds in zip(others, demands, strict=True)
     )

@@ -8,19 +8,17 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from perfmodel import costs
 from perfmodel.algebra import Quantity, maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse
-from perfmodel.architectures._collectives import (
+from perfmodel.architectures._collectives import Communicator
+from perfmodel.architectures._measured import Use, measured_notes
+from perfmodel.architectures._members import Members
+from perfmodel.architectures._rates import all_gather_rate, reduce_scatter_rate
+from perfmodel.architectures._reduction import (
     MEASURED_ASSUMPTION,
-    Communicator,
-    Members,
     all_gather_cost,
-    all_gather_rate,
     reduce_scatter_cost,
-    reduce_scatter_rate,
 )
-from perfmodel.architectures._measured import measured_notes
 from perfmodel.architectures._workers import Workers, add_workers, alike, left_out, stagger_s
 from perfmodel.buckets import ddp_buckets
 from perfmodel.errors import number, whole_number
@@ -107,7 +105,8 @@ def _add_collectives(
     members = Members.of(job.cluster, job.workers)
     gather = all_gather_cost(members, units.bytes)
     scatter = reduce_scatter_cost(members, units.bytes, options.reduce_per_byte_s)
-    communicator = Communicator(b, job, members, symmetric=fold)
+    alike = gather.symmetric(members.fabric) and scatter.symmetric(members.fabric)
+    communicator = Communicator(b, job, members, symmetric=fold and alike)
 
     gathered = communicator.add("all-gather", gather, axis="unit")
     again = (
@@ -214,15 +213,17 @@ def phases(job: Job, q: Quantities) -> Phases:
             numbers,
         )
         shown = end - computed + sum(gathers)
-    times = 3.0 if options.stage == 3 and options.reshard_after_forward else 2.0
-    moved = times * costs.half_ring_bytes(q.workers, q.gradient_bytes)
+    twice = 2.0 if options.stage == 3 and options.reshard_after_forward else 1.0
+    used = Use()
+    for size in sizes:
+        used = used.plus(gather.busy(size).times(twice)).plus(scatter.busy(size))
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
             "wait for the slowest": Phase(compute * (late - 1.0), "straggler"),
             "gather and scatter": Phase(where(alone, 0.0, shown), "network"),
         },
-        busy_s={"link of each node": where(q.nodes > 1, moved / q.bandwidth_bytes_per_s, 0.0)},
+        busy_s=used.by_link(job),
         updates=1.0 / q.workers,
     )
 

@@ -6,18 +6,16 @@ import numpy as np
 
 from perfmodel.algebra import where
 from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
-from perfmodel.architectures._collectives import (
+from perfmodel.architectures._collectives import Communicator
+from perfmodel.architectures._measured import measured_notes
+from perfmodel.architectures._members import Members
+from perfmodel.architectures._rates import all_reduce_rate, closed
+from perfmodel.architectures._reduction import (
     REDUCTION_ASSUMPTIONS,
     REDUCTION_HELP,
-    Communicator,
-    Members,
     Reduction,
     all_reduce_cost,
-    all_reduce_rate,
-    closed,
-    moved_between_nodes,
 )
-from perfmodel.architectures._measured import measured_notes
 from perfmodel.architectures._workers import (
     Workers,
     add_optimizer,
@@ -69,7 +67,7 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
     options: Options = job.options
     members = Members.of(job.cluster, job.workers)
     cost = all_reduce_cost(members, np.array([job.workload.gradient_bytes]), options)
-    communicator = Communicator(b, job, members, symmetric=fold and cost.symmetric)
+    communicator = Communicator(b, job, members, symmetric=fold and cost.symmetric(members.fabric))
     average = communicator.add("average", cost, axis="model")
     b.edge(optimizer, average)
     if options.period == 1:
@@ -98,22 +96,22 @@ def phases(job: Job, q: Quantities) -> Phases:
     period = job.options.period
     late, alone = q.slowest(steps=period), q.workers <= 1
     compute = q.forward_s + q.backward_s + q.optimizer_s
-    average = all_reduce_rate(q, job.options).seconds(q.gradient_bytes) / period
-    moved = moved_between_nodes(q, job.options, q.gradient_bytes) / period
+    rate = all_reduce_rate(job, q, job.options)
+    average = rate.seconds(q.gradient_bytes) / period
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
             "wait for the slowest": Phase(compute * (late - 1.0), "straggler"),
             "average": Phase(where(alone, 0.0, average), "network"),
         },
-        busy_s={"link of each node": where(q.nodes > 1, moved / q.bandwidth_bytes_per_s, 0.0)},
+        busy_s=rate.busy(q.gradient_bytes).times(1.0 / period).by_link(job),
         updates=1.0 / q.workers,
     )
 
 
 def notes(job: Job) -> tuple[str, ...]:
     """Where a job goes beyond the collectives that its cluster has measured."""
-    if job.options.algorithm != "ring":
+    if not job.options.by_measurements:
         return ()
     return measured_notes(job, {"all_reduce": np.array([job.workload.gradient_bytes])})
 

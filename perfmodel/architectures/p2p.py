@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, maximum, where
+from perfmodel.algebra import Quantity, is_symbol, maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures._measured import Use
 from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
 from perfmodel.architectures._network import Network
-from perfmodel.architectures._workers import Workers, add_workers, left_out, plain, stagger_s
+from perfmodel.architectures._workers import Workers, add_workers, equal, left_out, stagger_s
 from perfmodel.errors import number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
@@ -124,19 +126,13 @@ class _Lines:
         self._b, self._options, self._messages = b, job.options, messages
         self._workers = workers
         self._sent = job.options.sent_bytes(messages.bytes)
-        place = np.array([job.cluster.node_of_worker(worker) for worker in range(members)])
-        names = [f"node {node}" for node in np.unique(place)]
-        network = Network(b, job.cluster, names, core_share=members if fold else 1, fold=fold)
+        network = Network(b, job, fold=fold, core_share=members if fold else 1)
         n = len(workers.node)
         self._source = np.arange(n)
         target = (self._source[:, None] + np.arange(1, members)) % members
         self._shape = (n, members - 1)
-        if fold:
-            self._path = np.broadcast_to(network.around(), (*self._shape, 3))
-            self._latency_s = np.full(self._shape, network.hop_s(place.tolist()))
-        else:
-            ends = place[:, None], place[target]
-            self._path, self._latency_s = network.path(*ends), network.latency_s(*ends)
+        self._path = network.path(self._source[:, None], target)
+        self._latency_s = network.latency_s(self._source[:, None], target)
         self._connection, self._units = self._options.connections(
             b, "connection of", self._shape, self._sent, place=workers.node[:, None],
             axes=(("worker", None), ("peer", None)),
@@ -184,9 +180,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     sharded = options.exchange == "sharded"
     parts = q.workers if sharded else 1.0
     sent = options.sent_share / parts
-    away = q.workers - q.devices_per_node  # peers on other nodes
-    link = maximum(away, 0.0) * q.devices_per_node / q.bandwidth_bytes_per_s
-    inside = (q.workers - 1.0) / q.inside_bandwidth_bytes_per_s
+    paths = [(sent * per_byte_s, where(alone, 0.0, hop_s)) for per_byte_s, hop_s in _paths(q)]
     adding_s = (options.reduce_per_byte_s + options.decode_per_byte_s) * (q.workers - 1.0) / parts
     apply_s = q.optimizer_s / parts + q.slowdown * adding_s * q.gradient_bytes
     encode_per_byte_s = options.encode_per_byte_s * q.slowdown
@@ -195,15 +189,13 @@ def phases(job: Job, q: Quantities) -> Phases:
     shown = _exposed_s(
         q,
         q.scale * late,
-        sent * maximum(link, inside),
+        paths,
         apply_s * late / q.gradient_bytes,
         encode_per_byte_s=encode_per_byte_s * late,
-        hop_s=where(alone, 0.0, q.latency_s),
         overlap=options.overlap,
         back=sharded,
     )
     compute, encode = q.forward_s + q.backward_s, encode_per_byte_s * q.gradient_bytes
-    moved = (2.0 if sharded else 1.0) * sent * link * q.gradient_bytes
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
@@ -212,7 +204,9 @@ def phases(job: Job, q: Quantities) -> Phases:
             "update": Phase(apply_s, "compute"),
             "exchange": Phase(where(alone, 0.0, shown), "network"),
         },
-        busy_s={"link of each node": where(alone, 0.0, moved)},
+        busy_s=Use(paths[0][0], 0.0, paths[1][0] if paths[1:] else 0.0)
+        .times(where(alone, 0.0, (2.0 if sharded else 1.0) * q.gradient_bytes))
+        .by_link(job),
         updates=1.0 / q.workers,
     )
 
@@ -220,15 +214,16 @@ def phases(job: Job, q: Quantities) -> Phases:
 def _exposed_s(
     q: Quantities,
     scale: Quantity,
-    per_byte_s: Quantity,
+    paths: list[tuple[Quantity, Quantity]],
     apply_per_byte_s: Quantity,
     *,
     encode_per_byte_s: Quantity,
-    hop_s: Quantity,
     overlap: bool,
     back: bool,
 ) -> Quantity:
     r"""How long a worker waits for the exchange, with computation ``scale`` times as profiled.
+
+    ``paths`` are x and alpha of each way to others: a layer has come when it has on all of them.
 
     Layers L to 1 are sent, :math:`x s_l` each, once they are made. They are applied one after the
     other, :math:`u s_l` each, once backward has ended, at C, and they have come, :math:`\alpha`
@@ -242,34 +237,62 @@ def _exposed_s(
     """
     layers, applying = q.layers, apply_per_byte_s * q.gradient_bytes
     if isinstance(layers, Whole):
-        computed, _, end = layers.backward_and_send_s(
-            scale,
-            [(0.0, per_byte_s)],
-            encode_per_byte_s=encode_per_byte_s,
-            latency_s=hop_s,
-            overlap=overlap,
-        )
-        return end - computed + (per_byte_s * q.gradient_bytes + hop_s if back else 0.0)
+        late: list[Quantity] = []
+        for per_byte_s, hop_s in paths:
+            computed, _, end = layers.backward_and_send_s(
+                scale,
+                [(0.0, per_byte_s)],
+                encode_per_byte_s=encode_per_byte_s,
+                latency_s=hop_s,
+                overlap=overlap,
+            )
+            late.append(
+                end - computed + (per_byte_s * q.gradient_bytes + hop_s if back else 0.0)
+            )
+        return functools.reduce(maximum, late)
     first_s = layers.first_s * scale if overlap else 0.0
     sizes = layers.bytes[::-1]
 
     def send(ready_s: list[Quantity]) -> Quantity:
         computed = ready_s[-1] + layers.last_s * scale
-        sent: Quantity = 0.0
+        sent: list[Quantity] = [0.0 for _ in paths]
         arrived: list[Quantity] = []
         for ready, size in zip(ready_s, sizes, strict=True):
-            sent = maximum(sent, ready if overlap else computed) + per_byte_s * size
-            arrived.append(sent + hop_s)
+            begin = ready if overlap else computed
+            sent = [
+                maximum(end, begin) + per_byte_s * size
+                for end, (per_byte_s, _) in zip(sent, paths, strict=True)
+            ]
+            there = [end + hop_s for end, (_, hop_s) in zip(sent, paths, strict=True)]
+            arrived.append(functools.reduce(maximum, there))
         applied, returned = computed + first_s, sent
-        for there, size in zip(arrived, sizes, strict=True):
-            applied = maximum(applied, there) + apply_per_byte_s * size
-            returned = maximum(returned, applied) + per_byte_s * size
-        return maximum(applied, returned + hop_s) if back else applied
+        for come, size in zip(arrived, sizes, strict=True):
+            applied = maximum(applied, come) + apply_per_byte_s * size
+            returned = [
+                maximum(end, applied) + per_byte_s * size
+                for end, (per_byte_s, _) in zip(returned, paths, strict=True)
+            ]
+        back_s = [end + hop_s for end, (_, hop_s) in zip(returned, paths, strict=True)]
+        return functools.reduce(maximum, back_s, applied) if back else applied
 
     computed, end = layers.overlapped_s(
         scale, send, layers.index[::-1], encode_per_byte_s=encode_per_byte_s
     )
     return maximum(end - computed - first_s - applying, 0.0)
+
+
+def _paths(q: Quantities) -> list[tuple[Quantity, Quantity]]:
+    """Seconds for each byte that a worker sends to each other one, and latency: to those on other
+    nodes, and, if there are any, to those on its own. All send at the same time."""
+    counts = (q.fullest, q.emptiest) if q.nics_per_node > 1 else (q.fullest,)
+    flows = [q.on_a_nic(count) * maximum(q.workers - count, 0.0) for count in counts]
+    away = functools.reduce(maximum, flows)
+    found = [(away / q.bandwidth_bytes_per_s, where(away > 0, q.latency_s, 0.0))]
+    if is_symbol(q.workers):  # one to a node
+        return [(found[0][0], q.latency_s)]
+    beside = q.fullest - 1.0
+    inside = beside * (q.fullest if q.bus else 1.0) / q.inside_bandwidth_bytes_per_s
+    return [*found, (inside, where(beside > 0.0, q.inside_latency_s, 0.0))]
 
 
 def exact(job: Job) -> bool:
@@ -282,7 +305,8 @@ def exact(job: Job) -> bool:
     adding = job.workload.optimizer_s + options.reduce_per_byte_s + options.decode_per_byte_s
     first = not options.overlap or bool(expanded(job.workload).layers[0].tensor_bytes)
     known = options.exchange == "full" or (adding == 0.0 and first)
-    return known and plain(job) and leaves_out(job) is None
+    even = job.cluster.even(job.workers)
+    return known and even and equal(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:

@@ -64,7 +64,7 @@ class _Builder:
         self.pushers = _pushers(self.workers, self.options)
         self.slices = slices_of(job.workload, self.options)
         self.sent = self.options.sent_bytes(self.slices.bytes)
-        self.network = Network(b, job.cluster, names)
+        self.network = Network(b, job, self.home)
         self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
         self.shape = (len(self.pushers.worker), len(self.slices.bytes))
         self.group = self.pushers.worker[:, None]
@@ -122,13 +122,15 @@ class _Builder:
 
     def _inside(self, label: str) -> Ids:
         """A transfer of each slice between a worker and the first of its node."""
-        node = self.workers.node[self.pushers.others][:, None]
+        others = self.pushers.others[:, None]
+        leaders = self.pushers.worker[self.pushers.of[self.pushers.others]][:, None]
+        ends = (others, leaders) if label == "gather" else (leaders, others)
         return self.b.ops(
             label,
             (len(self.pushers.others), self.shape[1]),
             bytes=self.slices.bytes,
-            path=self.network.path(node, node),
-            latency_s=self.network.latency_s(node, node),
+            path=self.network.path(*ends),
+            latency_s=self.network.latency_s(*ends),
             group=self.pushers.others[:, None],
             axes=(("worker", None), ("slice", self.names)),
         )
@@ -167,8 +169,8 @@ class _Builder:
         b, options, slices = self.b, self.options, self.slices
         order = slice(None) if to_servers else slice(None, None, -1)
         node = self.workers.node[self.pushers.worker][:, None]
-        server_node = self.home[slices.server][order]
-        ends = (node, server_node) if to_servers else (server_node, node)
+        worker, server = self.group, self.job.workers + slices.server[order]
+        ends = (worker, server) if to_servers else (server, worker)
         connection, units = options.connections(
             b,
             f"{label} connection of",
@@ -262,12 +264,11 @@ class _Builder:
         Both are small, yet wait in line on their connections: the first behind pulls, the second
         behind pushes. Returns the acknowledgements, (pushers, slices).
         """
-        node, server_node = self.workers.node[self.pushers.worker][:, None], self.home
-        server_node = server_node[self.slices.server]
+        server = self.job.workers + self.slices.server
         small: dict[str, Any] = {
             "group": self.group,
             "axes": (("worker", None), ("slice", self.names)),
-            "latency_s": self.network.latency_s(node, server_node),
+            "latency_s": self.network.latency_s(self.group, server),
         }
         answer = self.b.ops("acknowledge", self.shape, slot=self.pull_line, **small)
         request = self.b.ops("request", self.shape, slot=self.push_line, **small)

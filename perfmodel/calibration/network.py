@@ -13,7 +13,7 @@ from perfmodel import tables
 from perfmodel.calibration.collectives import CollectiveFit, Operation, Point, fit_collective
 from perfmodel.calibration.links import LinkFit, fit_link
 from perfmodel.calibration.statistics import Estimate
-from perfmodel.cluster import Cluster, Link
+from perfmodel.cluster import Cluster, IntraNode, Link
 from perfmodel.errors import InputError, unknown_name, whole_number
 from perfmodel.measurements import Measurement, Measurements, read_measurements
 from perfmodel.measurements import Operation as Measured
@@ -146,7 +146,7 @@ def fit_network(
         nic=nic,
         nodes=1 if one_node and base is None else None,
         devices_per_node=devices_per_node or together,
-        intra_node=None if inside is None else inside.link(),
+        intra_node=None if inside is None else _joined(inside.link(), base),
         collectives=tuple(fit.collective for fit in fits),
         source=_source(measured),
     )
@@ -181,6 +181,13 @@ def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
         collectives=(*kept, *fitted.collectives),
         source=source,
     )
+
+
+def _joined(link: Link, base: Cluster | None) -> IntraNode:
+    """What joins devices, of which two were measured: of the kind that the base has."""
+    known = None if base is None else base.intra_node
+    kind = "bus" if known is None else known.kind
+    return IntraNode(link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, kind)
 
 
 def _inside(measured: Measurements) -> bool:
