@@ -59,7 +59,8 @@ def make_job(
     ----------
     model, workload : one of them: a model of the catalogue, or a workload (object or file).
     device, precision, batch_size : which of the profile's timings; batch size is per worker.
-    cluster : an object, a file, or a name of the catalogue.
+    cluster : an object, a file, or a name of the catalogue; by default that of the device, if its
+        file names one.
     bandwidth_bytes_per_s, latency_s : replace those of every node's link.
     arch, options : name of the architecture and its options by name.
     jitter : coefficient of variation of the workers' compute per iteration, a Jitter, or text for
@@ -72,9 +73,8 @@ def make_job(
     notes: list[Assumption] = []
     resolved = _workload(model, workload, device, precision, batch_size)
     architecture, preset = architectures.find(arch)
-    where = _cluster(
-        cluster, bandwidth_bytes_per_s, latency_s, architecture.server_bytes is not None, notes
-    )
+    servers = architecture.server_bytes is not None
+    where = _cluster(cluster, resolved.device, bandwidth_bytes_per_s, latency_s, servers, notes)
     given = dict(options or {})
     for name, value in preset.items():
         if given.get(name, value) != value:
@@ -227,6 +227,7 @@ def _jitter(
 
 def _cluster(
     cluster: Cluster | str | Path | None,
+    device: str,
     bandwidth_bytes_per_s: float | None,
     latency_s: float | None,
     servers: bool,
@@ -236,16 +237,25 @@ def _cluster(
     if isinstance(cluster, Cluster):
         base = cluster
     else:
-        base = catalogue.cluster_or_file(catalogue.DEFAULT_CLUSTER if cluster is None else cluster)
+        of_device = catalogue.default_cluster_of(device) if cluster is None else None
+        base = catalogue.cluster_or_file(cluster or of_device or catalogue.DEFAULT_CLUSTER)
         name = f"cluster {base.name}"
         if cluster is None:
-            notes.append(Assumption("cluster", base.name, "", "default"))
+            why = "default" if of_device is None else f"default for {device}"
+            notes.append(Assumption("cluster", base.name, "", why))
         if bandwidth_bytes_per_s is None:
             nominal = base.nic.bandwidth_bytes_per_s
             notes.append(Assumption("bandwidth", nominal, "bytes_per_s", name))
         if latency_s is None:
             notes.append(Assumption("latency", base.nic.latency_s, "s", name))
         notes.append(Assumption("efficiency", base.nic.efficiency, "of bandwidth", name))
+        if base.devices_per_node > 1:
+            notes.append(Assumption("devices per node", base.devices_per_node, "", name))
+        if base.nics_per_node > 1:
+            notes.append(Assumption("NICs per node", base.nics_per_node, "", name))
+        if base.intra_node is not None:
+            rate, kind = base.intra_node.bandwidth_bytes_per_s, base.intra_node.kind
+            notes.append(Assumption("inside a node", rate, "bytes_per_s", f"{name}, {kind}"))
         if servers:
             cost = base.server
             notes.append(Assumption("update per tensor", cost.update_per_tensor_s, "s", name))

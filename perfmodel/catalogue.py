@@ -69,6 +69,13 @@ def device(name: str) -> Device:
     return files.read(_file("device", name, "devices", ".toml"), Device, devices_.SCHEMA)
 
 
+def default_cluster_of(device_name: str) -> str | None:
+    """The cluster that the file of a shipped device names as its default; None if none does."""
+    if device_name not in device_names():
+        return None
+    return device(device_name).default_cluster
+
+
 def cluster(name: str) -> Cluster:
     """A shipped cluster.
 
@@ -164,6 +171,7 @@ __all__ = [
     "cluster",
     "cluster_names",
     "cluster_or_file",
+    "default_cluster_of",
     "device",
     "device_names",
     "folder",

@@ -31,7 +31,8 @@ class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 
-    ``kind`` says from which other devices something can be learnt about this one.
+    ``kind`` says from which other devices something can be learnt about this one;
+    ``default_cluster`` names the cluster of the catalogue that a job gets which names none.
     """
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
@@ -41,12 +42,19 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     peak_flop_per_s: PeakRates
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float | None = None
+    default_cluster: str | None = None
     source: Source
 
     def __post_init__(self) -> None:
         number("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, above=0.0)
         if self.memory_bytes is not None:
             number("memory_bytes", self.memory_bytes, above=0.0)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions that it has a peak rate at."""
+        names = self.peak_flop_per_s.__struct_fields__
+        return tuple(name for name in names if getattr(self.peak_flop_per_s, name) is not None)
 
     def peak(self, precision: str) -> float:
         """Peak FLOP/s at ``precision``; that of float32 where the device has no figure for it.

@@ -69,12 +69,16 @@ def estimate(
 
     Raises
     ------
-    InputError : unknown precision, or nothing to estimate by.
+    InputError : unknown precision, one that the device does not have, or nothing to estimate by.
     """
     if precision not in PeakRates.__struct_fields__:
         raise unknown_name("precision", precision, PeakRates.__struct_fields__)
     size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
     target = devices[target_name]
+    if precision not in target.precisions:
+        raise InputError(
+            f"precision: {target.title} has no {precision} (it has: {', '.join(target.precisions)})"
+        )
     flop = any(layer.forward_flop for layer in profile.layers)
     places = _places(profile, target, precision, devices, others, flop)
     if places:

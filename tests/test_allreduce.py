@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from perfmodel import (
     InputError,
+    IntraNode,
     Jitter,
     Job,
     Link,
@@ -74,10 +75,16 @@ def test_devices_of_a_node_share_its_link() -> None:
     assert moved["link into node 1"] == pytest.approx(2 * 3 / 4 * 3.0)
 
 
-def test_inside_one_node_nothing_crosses_the_network() -> None:
-    where = cluster(devices_per_node=4, intra_node=Link(10.0))
-    result = predict(job(WORK, where, 4, "ring", {"overlap": False}))
-    assert result.iteration_s == pytest.approx(4.5 + 2 * 3 / 4 * 3.0 / 10.0)
+@pytest.mark.parametrize(("kind", "at_once"), [("bus", 4), ("per_device", 1)])
+@pytest.mark.parametrize("each_send", [False, True])
+def test_inside_one_node_nothing_crosses_the_network(
+    kind: Any, at_once: int, each_send: bool
+) -> None:
+    """On a bus the sends of all four devices share it; a port carries those of one."""
+    where = cluster(devices_per_node=4, intra_node=IntraNode(10.0, kind=kind))
+    options = {"overlap": False, "each_send": each_send}
+    result = predict(job(WORK, where, 4, "ring", options))
+    assert result.iteration_s == pytest.approx(4.5 + at_once * 2 * 3 / 4 * 3.0 / 10.0)
     assert all("inside" in name for name in result.utilisation.links)
 
 
@@ -438,7 +445,7 @@ def test_one_worker_takes_the_single_device_time(options: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"algorithm": "star"}, "algorithm of allreduce: expected one of double_tree, halving"),
+        ({"algorithm": "star"}, "algorithm of allreduce: expected one of auto, double_tree, halving"),
         ({"chunks": 0}, "chunks"),
         ({"each_send": True, "bucketing": "horovod"}, "each_send: what is fused is not known"),
         (
@@ -472,7 +479,9 @@ def test_too_many_parts_are_taken_for_a_slip() -> None:
 def test_options_without_effect_are_not_noted_as_assumed() -> None:
     noted = {a.name for a in job(WORK, cluster(), 2, "allreduce").assumptions}
     assert {"algorithm", "bucketing", "bucket_cap_bytes", "overlap"} <= noted
-    assert not noted & {"chunks", "fusion_cycle_s", "density", "quantised_bits"}
+    assert not noted & {"fusion_cycle_s", "density", "quantised_bits"}
+    noted = {a.name for a in job(WORK, cluster(), 2, "ring").assumptions}
+    assert not noted & {"chunks", "algorithm"}
     options = {"bucketing": "horovod", "algorithm": "double_tree"}
     noted = {a.name for a in job(WORK, cluster(), 2, "allreduce", options).assumptions}
     assert {"chunks", "fusion_cycle_s", "fusion_threshold_bytes"} <= noted

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import Link, NodeOverride, build_graph, costs, predict
-from perfmodel.architectures import _collectives
+from perfmodel import IntraNode, Link, NodeOverride, build_graph, costs, predict
+from perfmodel.architectures import _reduction
+from perfmodel.architectures._members import Members
 from perfmodel.collectives import (
     Schedule,
     double_tree_all_reduce,
@@ -87,10 +88,10 @@ def without(schedule: Schedule, send: int) -> Schedule:
 
 
 def test_canary_a_send_left_out_is_noticed() -> None:
-    for schedule in (tree_all_reduce(5), hierarchical_all_reduce([0, 0, 0])):
-        for send in range(len(schedule.part)):
-            with pytest.raises(AssertionError):
-                everybody_hears_from_everybody(without(schedule, send))
+    schedule = tree_all_reduce(5)
+    for send in range(len(schedule.part)):
+        with pytest.raises(AssertionError):
+            everybody_hears_from_everybody(without(schedule, send))
 
 
 def test_canary_two_sends_at_once_are_noticed() -> None:
@@ -171,18 +172,27 @@ def test_canary_another_number_of_members_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("each_send", [False, True])
+@pytest.mark.parametrize("kind", ["bus", "per_device"])
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 4), (2, 2), (3, 2), (2, 4), (4, 1), (2, 3)])
-def test_hierarchical_is_exact(nodes: int, devices: int, each_send: bool) -> None:
+@pytest.mark.parametrize("nics", [1, 8])
+def test_hierarchical_is_exact(
+    nodes: int, devices: int, kind: Any, nics: int, each_send: bool
+) -> None:
+    """Rates are those of a device while all devices of its node send."""
     options = {"algorithm": "hierarchical", "each_send": each_send, "reduce_per_byte_s": 0.125}
     found = communication_s(
-        nodes * devices, options, devices_per_node=devices, intra_node=Link(16.0, 0.125)
+        nodes * devices,
+        options,
+        devices_per_node=devices,
+        nics_per_node=nics,
+        intra_node=IntraNode(16.0, 0.125, kind=kind),
     )
     expected = costs.hierarchical_allreduce_s(
         nodes,
         devices,
         SIZE,
-        bandwidth_bytes_per_s=4.0,
-        intra_bandwidth_bytes_per_s=16.0,
+        bandwidth_bytes_per_s=4.0 / (devices if nics == 1 else 1),
+        intra_bandwidth_bytes_per_s=16.0 / (devices if kind == "bus" else 1),
         latency_s=0.25,
         intra_latency_s=0.125,
         reduce_per_byte_s=0.125,
@@ -256,14 +266,14 @@ def test_reduce_scatter_and_all_gather_are_the_halves_of_a_ring(members: int) ->
     halves = costs.reduce_scatter_s(members, SIZE, **fields, reduce_per_byte_s=0.5)
     halves += costs.all_gather_s(members, SIZE, **fields)
     equal(halves, costs.ring_allreduce_s(members, SIZE, **fields, reduce_per_byte_s=0.5))
-    where = _collectives.Members.of(cluster(4.0, 0.25), members)
+    where = Members.of(cluster(4.0, 0.25), members)
     size = np.array([SIZE])
     equal(
-        float(_collectives.reduce_scatter_cost(where, size, 0.5).seconds[0]),
+        float(_reduction.reduce_scatter_cost(where, size, 0.5).seconds[0]),
         costs.reduce_scatter_s(members, SIZE, **fields, reduce_per_byte_s=0.5),
     )
     equal(
-        float(_collectives.all_gather_cost(where, size).seconds[0]),
+        float(_reduction.all_gather_cost(where, size).seconds[0]),
         costs.all_gather_s(members, SIZE, **fields),
     )
 

@@ -13,7 +13,6 @@ from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
 from perfmodel.architectures._measured import Fastest, Rate, Use, measured_rate
 from perfmodel.architectures._reduction import (
     Reduction,
-    Rounds,
     candidates,
     rounds_among,
     shape_of,
@@ -164,7 +163,7 @@ def _by_rounds(shape: Cluster, q: Quantities, options: Reduction) -> Rate:
     """Round after round, each as long as the busiest link of any kind takes."""
     counts = q.workers
     if not isinstance(counts, np.ndarray):
-        return _rounds_rate(_rounds(shape, counts, options), q, options, counts)
+        return _rounds_rate(shape, q, options, counts)
     found: dict[str, Quantity] = {}
     for count in np.unique(counts).tolist():
         here = counts == count
@@ -174,7 +173,7 @@ def _by_rounds(shape: Cluster, q: Quantities, options: Reduction) -> Rate:
             if isinstance(value := getattr(q, name), np.ndarray) and value.shape == here.shape
         }
         some = msgspec.structs.replace(q, **changed)
-        rate = _rounds_rate(_rounds(shape, count, options), some, options, count)
+        rate = _rounds_rate(shape, some, options, count)
         values = {**_fields(rate.lines[0]), **_fields(rate.use)}
         for name, value in values.items():
             found.setdefault(name, np.zeros(counts.shape))[here] = value
@@ -182,20 +181,19 @@ def _by_rounds(shape: Cluster, q: Quantities, options: Reduction) -> Rate:
     return Rate((line,), Use(found["nic_s"], found["core_s"], found["inside_s"]))
 
 
-def _rounds(shape: Cluster, count: int, options: Reduction) -> Rounds:
-    """Those among so many workers; among two where there are too many to count them."""
-    return rounds_among(shape, int(count) if count <= most_of(options) else 2, options)
-
-
 def _fields(values: Line | Use) -> dict[str, Quantity]:
     names = ("startup_s", "per_byte_s", "nic_s", "core_s", "inside_s")
     return {name: getattr(values, name) for name in names if hasattr(values, name)}
 
 
-def _rounds_rate(rounds: Rounds, q: Quantities, options: Reduction, count: int) -> Rate:
-    """What so many workers take; bandwidths and latencies may be arrays."""
-    if count <= 1:
+def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) -> Rate:
+    """What so many workers take; bandwidths and latencies may be arrays.
+
+    Nothing for a worker alone, nor for so many that their rounds are not counted.
+    """
+    if not 1 < count <= most_of(options):
         return Rate((Line(0.0, 0.0),))
+    rounds = rounds_among(shape, int(count), options)
     links = (q.bandwidth_bytes_per_s, q.core_bandwidth_bytes_per_s, q.inside_bandwidth_bytes_per_s)
 
     def over(values: Floats, by: Quantity) -> Quantity:
