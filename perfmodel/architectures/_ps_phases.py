@@ -45,7 +45,8 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
 
     Attributes
     ----------
-    own_s, shared_s : for each byte, the time of the worker's own link, and of a server's.
+    own_s, shared_s : for each byte, the time of the worker's own link if nobody shares it, and of
+        a server's.
     fullest : part of the model on the fullest server.
     in_step : 1 where most of the model is cut evenly over all servers, 0 where nothing is.
     update_s : time of the server that has most to update.
@@ -83,8 +84,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
             in_step *= min((options.servers - 1) / (MANY_SERVERS - 1), 1.0) ** 2
             fullest = float(kept.max() / kept.sum())
         return cls(
-            own_s=(1 if options.local_aggregation else q.on_a_nic(q.fullest))
-            / q.bandwidth_bytes_per_s,
+            own_s=1.0 / q.bandwidth_bytes_per_s,
             shared_s=1.0 / q.server_bandwidth_bytes_per_s,
             fullest=fullest,
             in_step=in_step,
@@ -146,14 +146,19 @@ def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Sequence[Qu
     compute, latency = q.forward_s + q.backward_s, 2.0 * q.latency_s
     encode_per_byte_s = options.encode_per_byte_s * q.slowdown
     work = compute + encode_per_byte_s * m
+    pull_own_s, push_own_s = d.own_s, d.own_s
+    if not options.local_aggregation:  # of those at any server, some are on the worker's own link
+        pull_own_s, push_own_s = (
+            d.own_s * q.sharing_a_nic(1.0 + (at_one - 1.0) * q.servers)
+            for at_one in (pulling, pushing)
+        )
     # of workers that differ, those that are late give up
     least = minimum(late, 1.0) if options.backup_workers and q.classes else 1.0
     if options.overlap or options.duplex:
         # what a worker gets from all servers together comes at the rate of its own link at most
-        own_s = d.own_s / d.fullest
-        pull_s = maximum(own_s, pulling * d.shared_s)
+        pull_s = maximum(pull_own_s / d.fullest, pulling * d.shared_s)
         stages = [
-            (0.0, d.sent * maximum(own_s, pushing * d.shared_s)),
+            (0.0, d.sent * maximum(push_own_s / d.fullest, pushing * d.shared_s)),
             (updating * d.per_tensor_s, updating * d.per_byte_s),
         ]
         if options.duplex:
@@ -173,8 +178,8 @@ def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Sequence[Qu
             ends.append(ends[-1] + pulled)
         push, update, pull = (z - a for a, z in itertools.pairwise([computed, *ends]))
     else:
-        pull = m * maximum(d.own_s, pulling * d.fullest * d.shared_s)
-        push = m * d.sent * maximum(d.own_s, pushing * d.fullest * d.shared_s)
+        pull = m * maximum(pull_own_s, pulling * d.fullest * d.shared_s)
+        push = m * d.sent * maximum(push_own_s, pushing * d.fullest * d.shared_s)
         update = updating * d.update_s
     if options.sync == "bsp" and q.random and not options.overlap:
         push, update = _one_by_one(q, late, push, update)
@@ -256,7 +261,10 @@ def _apart(job: Job, q: Quantities) -> Phases:
     result = held_up(
         q.counts,
         laps,
-        links_s=q.workers * maximum(*demands[:2]),
+        links_s=maximum(
+            q.workers * maximum(*demands[:2]),
+            q.on_a_nic(q.fullest) * maximum(1.0, d.sent) * d.own_s * q.gradient_bytes,
+        ),
         servers_s=q.workers * d.update_s,
     )
     together = options.softsync
@@ -327,6 +335,9 @@ def leaves_out(job: Job) -> str | None:
             and options.local_aggregation,
             f"transmission={options.transmission}": options.transmission != "fifo",
             "credit": options.credit_bytes > 0.0,
+            "several servers, and links that devices share": options.servers > 1
+            and options.sync != "bsp"
+            and job.cluster.fullest(job.workers) > job.cluster.nics_per_node,
             "pull=request": options.pull == "request",
             "unequal parts of a full link": job.cluster.queue_bytes is not None
             and job.workers > options.servers,

@@ -8,9 +8,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, floor_half, maximum, where
+from perfmodel.algebra import Quantity, floor_half, is_symbol, maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._gossip import Partners, add_begin, add_network
+from perfmodel.architectures._measured import Use
 from perfmodel.architectures._workers import (
     Workers,
     add_optimizer,
@@ -101,17 +102,26 @@ def phases(job: Job, q: Quantities) -> Phases:
     even = q.workers - odd
     passive, active = (even, odd) if options.passive == "even" else (odd, even)
     compute = q.forward_s + q.backward_s + q.optimizer_s
-    model_s = q.gradient_bytes / q.bandwidth_bytes_per_s
-    latency_s = 2.0 * q.latency_s
+    inside = not is_symbol(q.workers) and job.cluster.intra_node is not None
+    within = inside & (q.nodes == 1) if inside else False
+    model_s = q.gradient_bytes / where(
+        within, q.inside_bandwidth_bytes_per_s, q.bandwidth_bytes_per_s
+    )
+    latency_s = 2.0 * where(within, q.inside_latency_s, q.latency_s)
+    lines = where(within, 1, passive) if q.bus else passive  # a bus is one for all
 
     def lap(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
-        asked, answered = (model_s * (1.0 + found / maximum(passive, 1)) for found in others)
+        both = where(within, others[0] + others[1], 0.0) if q.bus else 0.0  # on the same bus
+        met = (maximum(found / maximum(lines, 1), both) for found in others)
+        asked, answered = (model_s * (1.0 + found) for found in met)
         exchange = asked + answered + latency_s
         cycle = maximum(compute, exchange) if options.overlap else compute + exchange
         return cycle, [asked, answered]
 
-    demands = (model_s / maximum(passive, 1),) * 2
+    demands = (model_s / maximum(lines, 1),) * 2
     cycle, _ = lap(contended([active], demands, [lap], stations=("ask", "answer"))[0])
+    if q.bus and inside:  # a bus carries no more than it can
+        cycle = where(within, maximum(cycle, 2.0 * active * model_s), cycle)
     shown = where(passive > 0, (cycle - compute), 0.0)
     # a rate is the mean of the workers' rates: the active ones go round more slowly
     rate = (active / (compute + shown) + passive / compute) / q.workers
@@ -121,7 +131,7 @@ def phases(job: Job, q: Quantities) -> Phases:
             "compute": Phase(compute, "compute"),
             "exchange": Phase(1.0 / rate - compute, "network"),
         },
-        busy_s={"link of each node": where(passive > 0, exchanges * 2.0 * model_s, 0.0)},
+        busy_s=_use(q, within, where(passive > 0, exchanges * 2.0 * model_s, 0.0)).by_link(job),
         updates=(active / (compute + shown) * 3.0 + passive / compute)
         / q.workers
         / rate
@@ -129,6 +139,12 @@ def phases(job: Job, q: Quantities) -> Phases:
         staleness=where(passive > 0, _staleness(job, q, active, passive, cycle, compute), 0.0),
         spread=1.0,
     )
+
+
+def _use(q: Quantities, within: Quantity, mean_s: Quantity) -> Use:
+    """For how long links are busy, if each worker sends and receives models for ``mean_s``."""
+    inside_s = mean_s * (q.workers if q.bus else 1.0)
+    return Use(where(within, 0.0, mean_s), 0.0, where(within, inside_s, 0.0))
 
 
 def _staleness(
@@ -153,7 +169,8 @@ def exact(job: Job) -> bool:
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
     unequal = bool(job.stragglers or job.cluster.overrides)
-    several = job.cluster.devices_per_node > 1
+    cluster, n = job.cluster, job.workers
+    several = cluster.fullest(n) > 1 and (cluster.nodes_for(n) > 1 or cluster.intra_node is None)
     return left_out(
         job, {"workers of different speed": unequal, "several devices in a node": several}
     )

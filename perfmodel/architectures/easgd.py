@@ -152,9 +152,9 @@ def phases(job: Job, q: Quantities) -> Phases:
     rows = zip(kinds, found, strict=True)
     periods = [_period(job, kind, demands, others) for kind, others in rows]
     often = q.workers / job.options.period
-    result = held_up(
-        q.counts, periods, links_s=often * maximum(*demands[:2]), servers_s=often * update_s
-    )
+    own_s = q.gradient_bytes / q.bandwidth_bytes_per_s / job.options.period
+    links_s = maximum(often * shared_s, q.on_a_nic(q.fullest) * own_s)
+    result = held_up(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
     queue = result.iteration_s - before.iteration_s
     # of the time that a worker queues, all is between its pull and its update
@@ -174,11 +174,12 @@ def _exchange(
     q: Quantities, demands: Demands, others: Sequence[Quantity]
 ) -> tuple[Quantity, Quantity]:
     """Seconds that a period waits for its pull, and then until its update is done."""
-    own_s = q.gradient_bytes * q.on_a_nic(q.fullest) / q.bandwidth_bytes_per_s
+    own_s = q.gradient_bytes / q.bandwidth_bytes_per_s
     pull, push, update = (
         (1.0 + found) * seconds for found, seconds in zip(others, demands, strict=True)
     )
-    there, back = maximum(own_s, pull) + q.latency_s, maximum(own_s, push) + q.latency_s
+    leaving, coming = (q.sharing_a_nic(1.0 + found) * own_s for found in others[:2])
+    there, back = maximum(leaving, pull) + q.latency_s, maximum(coming, push) + q.latency_s
     # of several threads one's own update takes one, and waits until one is free
     return there, back + update + (q.update_threads - 1.0) * demands[2]
 

@@ -7,9 +7,10 @@ from collections.abc import Collection
 
 import msgspec
 
-from perfmodel.algebra import maximum, where
+from perfmodel.algebra import Quantity, is_symbol, maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
 from perfmodel.architectures._gossip import Partners, add_begin, add_network, others
+from perfmodel.architectures._measured import Use
 from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, steady
 from perfmodel.errors import number, whole_number
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
@@ -18,6 +19,10 @@ from perfmodel.phases import Phase, Phases, Quantities, mixed
 
 MOST_STEPS = 1_000_000
 """Steps that a worker may be ahead of its messages at most."""
+
+
+ROUNDS = 20
+"""Repetitions of the fixed point of the part of their time that workers send to other nodes."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,30 +96,58 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 def _alone(job: Job, q: Quantities) -> Phases:
-    """Computation and merging, or sending where that takes longer.
-
-    A sender's models go one after the other, each to a random link that other senders share. With
-    as many senders as receivers this is a closed network of n customers at n - 1 links, which are
-    all equally likely: one finds (n - 2) / (n - 1) others, however long models take.
-    """
+    """Computation and merging, or sending where that takes longer."""
     options: Options = job.options
     p, alone = options.probability, q.workers <= 1
-    others = maximum(q.workers - 1.0, 1.0)
-    away = maximum(q.workers - q.devices_per_node, 0.0) / others
     compute = q.forward_s + q.backward_s + q.optimizer_s
     merge = p * options.merge_per_model_s * q.slowdown
-    link = away * q.devices_per_node * q.gradient_bytes / q.bandwidth_bytes_per_s
-    found = maximum(q.workers - 1.0 - q.devices_per_node, 0.0) / others
-    late = maximum(p * link * (1.0 + found) - compute - merge, 0.0)
+    use, sending = _sending(q)
+    late = maximum(p * sending - compute - merge, 0.0)
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
             "merge": Phase(where(alone, 0.0, merge), "compute"),
             "push": Phase(where(alone, 0.0, late), "network"),
         },
-        busy_s={"link of each node": where(alone, 0.0, p * link)},
+        busy_s=use.times(where(alone, 0.0, p)).by_link(job),
         updates=1.0 / q.workers,
     )
+
+
+def _sending(q: Quantities) -> tuple[Use, Quantity]:
+    """For how long links are busy with a model of each worker, and how long a model takes a sender
+    if all send all the time.
+
+    A sender's models go one after the other, each to a random link that other senders share. With
+    one worker to a node, and as many senders as receivers, this is a closed network of n customers
+    at n - 1 links, which are all equally likely: one finds (n - 2) / (n - 1) others, however long
+    models take. Where some go to another node and some do not, a sender finds those of the others
+    that go the same way, by the part of their time that they do.
+    """
+    others = maximum(q.workers - 1.0, 1.0)
+    apart = maximum(q.workers - q.fullest, 0.0)
+    away, sharing = apart / others, q.on_a_nic(q.fullest)
+    link_s = q.gradient_bytes / q.bandwidth_bytes_per_s
+    inside_s = q.gradient_bytes / q.inside_bandwidth_bytes_per_s
+    beside = q.fullest - 1.0
+    use = Use(
+        away * sharing * link_s,
+        0.0,
+        (1.0 - away) * inside_s * (q.fullest if q.bus else 1.0),
+    )
+    if is_symbol(q.workers):  # one to a node
+        return use, away * link_s * (1.0 + maximum(q.workers - 2.0, 0.0) / others)
+    part, sending = away, 0.0
+    for _ in range(ROUNDS):
+        out = 1.0 + (sharing - 1.0) * part
+        into = 1.0 + sharing * part * maximum(apart - 1.0, 0.0) / maximum(apart, 1.0)
+        met = 1.0 + (1.0 - part) * (
+            beside if q.bus else maximum(beside - 1.0, 0.0) / maximum(beside, 1.0)
+        )
+        between = away * link_s * maximum(out, into)
+        sending = between + (1.0 - away) * inside_s * met
+        part = where(sending > 0.0, between / where(sending > 0.0, sending, 1.0), away)
+    return use, sending
 
 
 def exact(job: Job) -> bool:
