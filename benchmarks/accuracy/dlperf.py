@@ -29,7 +29,7 @@ from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import Source, catalogue, costs
 from perfmodel.api import make_job, predict
-from perfmodel.cluster import Cluster, Link
+from perfmodel.cluster import Cluster, IntraNode, Link
 from perfmodel.errors import InputError, number, whole_number
 from perfmodel.job import Job
 from perfmodel.order_statistics import expected_maximum
@@ -47,7 +47,7 @@ CLUSTER = Cluster(
     name="v100-100g",
     devices_per_node=NODE_GPUS,
     nic=Link(LINK_BYTES_PER_S, latency_s=2e-6, efficiency=0.97),
-    intra_node=Link(130e9, latency_s=5e-6),
+    intra_node=IntraNode(130e9, latency_s=5e-6, kind="per_device"),
     source=Source("estimated", "nominal rates; RDMA leaves 0.97, a ring on NVLink 130 GB/s"),
 )
 """That of the shipped cases of this source; nothing in it was fitted."""

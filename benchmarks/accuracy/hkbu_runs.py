@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from benchmarks.accuracy.hkbu_models import profile_of
-from perfmodel import Cluster, Job, Link, Source, Workload, make_job, predict
+from perfmodel import Cluster, IntraNode, Job, Link, Source, Workload, make_job, predict
 from perfmodel.errors import number, whole_number
 from perfmodel.workload import resolve
 
@@ -107,11 +107,12 @@ def _workload(run: Run, update_s_per_byte: float, *, update_first: bool = False)
 def _cluster(run: Run, link: Link) -> Cluster:
     """All nodes of a run, joined by the slowest that there is between its GPUs."""
     row = run.row
+    inside = IntraNode(link.bandwidth_bytes_per_s, link.latency_s, kind="per_device")
     return Cluster(
         name="HKBU",
         nic=link,
         devices_per_node=row.num_gpus // row.num_nodes,
-        intra_node=link if row.num_nodes == 1 and row.architecture == "allreduce" else None,
+        intra_node=inside if row.num_nodes == 1 and row.architecture == "allreduce" else None,
         source=Source("measured", "fitted to runs of HKBU-HPML/ddl-benchmarks"),
     )
 

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel import Cluster, Link, Server, Source, make_job, predict
+from perfmodel import Cluster, IntraNode, Link, Server, Source, make_job, predict
 from perfmodel.api import Fidelity
 from perfmodel.errors import number, whole_number
 from perfmodel.profile import Profile
 from perfmodel.uncertainty import COVERAGE, WIDTH
 
-PCIE = Link(12e9, 10e-6)
-"""What PCIe 3.0 x16 moves in practice, one way."""
+PCIE = IntraNode(12e9, 10e-6, kind="per_device")
+"""What PCIe 3.0 x16 moves in practice, one way, for each device."""
 
 ETHERNET_EFFICIENCY = 0.9415
 """Payload of TCP in frames of 1500 bytes: 1448 of the 1538 bytes that each takes on the wire."""
@@ -91,7 +91,7 @@ def cluster(
     link: Link,
     *,
     devices_per_node: int = 1,
-    inside: Link | None = None,
+    inside: IntraNode | None = None,
     server: Server | None = None,
 ) -> Cluster:
     """Equal nodes; servers, if there are any, share the nodes and links of the workers."""
