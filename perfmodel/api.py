@@ -237,12 +237,13 @@ def _cluster(
     if isinstance(cluster, Cluster):
         base = cluster
     else:
-        of_device = catalogue.default_cluster_of(device) if cluster is None else None
-        base = catalogue.cluster_or_file(cluster or of_device or catalogue.DEFAULT_CLUSTER)
-        name = f"cluster {base.name}"
         if cluster is None:
+            of_device = catalogue.default_cluster_of(device)
             why = "default" if of_device is None else f"default for {device}"
-            notes.append(Assumption("cluster", base.name, "", why))
+            cluster = of_device or catalogue.DEFAULT_CLUSTER
+            notes.append(Assumption("cluster", cluster, "", why))
+        base = catalogue.cluster_or_file(cluster)
+        name = f"cluster {base.name}"
         if bandwidth_bytes_per_s is None:
             nominal = base.nic.bandwidth_bytes_per_s
             notes.append(Assumption("bandwidth", nominal, "bytes_per_s", name))

@@ -67,6 +67,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"bucket_cap_bytes": 50, "first_bucket_bytes": 10, "concurrent": 2},
         {"each_send": True, "bucket_cap_bytes": 50},
         {"bucketing": "mg_wfbp", "reduce_per_byte_s": 0.001},
+        {"algorithm": "ring", "overlap": False},
         {"algorithm": "halving_doubling", "each_send": True},
         {"algorithm": "halving_doubling", "reduce_per_byte_s": 0.001},
         {"algorithm": "tree", "bucketing": "one"},
@@ -95,6 +96,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "local_sgd": [
         {"period": 1},
+        {"period": 2, "algorithm": "ring"},
         {"period": 1, "algorithm": "tree"},
         {"period": 2, "algorithm": "double_tree", "chunks": 2},
         {"period": 3, "algorithm": "halving_doubling"},

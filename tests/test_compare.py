@@ -194,11 +194,15 @@ def test_the_order_of_jobs_does_not_matter() -> None:
     ("one", "other", "expected"),
     [
         ({"workers": 2}, {"workers": 4}, {"workers": (2, 4)}),
-        ({"arch": "ring"}, {"arch": "ps"}, {"arch": ("allreduce", "ps")}),
+        (
+            {"arch": "ring"},
+            {"arch": "ps"},
+            {"arch": ("allreduce", "ps"), "algorithm": ("ring", None)},
+        ),
         (
             {"arch": "ring"},
             {"arch": "ps", "options": {"servers": 2}},
-            {"arch": ("allreduce", "ps"), "servers": (None, 2)},
+            {"arch": ("allreduce", "ps"), "algorithm": ("ring", None), "servers": (None, 2)},
         ),
         ({"arch": "bsp"}, {"arch": "asp"}, {"sync": ("bsp", "asp")}),
         ({"start": "together"}, {"start": "staggered"}, {"start": ("together", "staggered")}),

@@ -179,8 +179,8 @@ TIMING_KEYS = (
     "copy_s, other_s, step_std_s, accumulation, overhead_fraction"
 )
 CLUSTER_KEYS = (
-    "schema, name, title, nic, nodes, devices_per_node, devices_on_nodes, intra_node, "
-    "core_oversubscription, cpu_cores, worker_threads, server, overrides, collectives, "
+    "schema, name, title, nic, nodes, devices_per_node, nics_per_node, devices_on_nodes, "
+    "intra_node, core_oversubscription, cpu_cores, worker_threads, server, overrides, collectives, "
     "slowdown_per_neighbour, loaders_per_node, handover, queue_bytes, source"
 )
 JOB_KEYS = (

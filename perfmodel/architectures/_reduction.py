@@ -128,6 +128,8 @@ def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool
 
 def candidates_among(members: Members, options: Reduction) -> list[Reduction]:
     """What *auto* chooses from among members; else the options themselves."""
+    if options.algorithm == "auto" and members.count == 1:
+        return [msgspec.structs.replace(options, algorithm="ring")]
     count = np.bincount(members.fabric.place)
     return candidates(
         options,

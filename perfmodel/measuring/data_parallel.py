@@ -27,6 +27,9 @@ from perfmodel.workload import Workload, expanded
 CONCURRENT = {"gloo": 2, "nccl": 1}
 """Collectives that a backend runs at a time: gloo has two threads for each process group."""
 
+ALGORITHM = {"gloo": "ring", "nccl": "auto"}
+"""How a backend sums, as the option of *allreduce* says: gloo goes round a ring."""
+
 ALONE = 10
 """Iterations without communication that tell how long a real model computes, after one more."""
 

@@ -144,6 +144,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return made
         cap_bytes, first_bytes = data_parallel.caps(self.bucket_cap_mib)
         return {
+            "algorithm": data_parallel.ALGORITHM[self.backend],
             "bucketing": "ddp",
             "bucket_cap_bytes": cap_bytes,
             "first_bucket_bytes": first_bytes,
