@@ -369,6 +369,9 @@ def _axis(name: str, values: ArrayLike, *, zero: bool) -> Axis:
 def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
     if "servers" in axes and not hasattr(job.options, "servers"):
         raise InputError(f"servers: {job.architecture} has none")
+    spare = getattr(job.options, "backup_workers", 0)
+    if "workers" in axes and np.any(axes["workers"] <= spare):
+        raise InputError(f"workers: expected more than the {spare} backup workers")
     unlike = bool(job.stragglers or job.cluster.overrides)
     for name in ("workers", "bandwidth_bytes_per_s", "latency_s"):
         if unlike and name in axes:

@@ -254,6 +254,9 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         return [*ends, ends[-1] + latency_s]
 
 
+PACES = 6
+"""Points of the distribution of the slowest worker's time that phases are averaged over."""
+
 SMALL = 1e-3
 """A coefficient of variation at which lognormal factors are as good as normal ones."""
 
@@ -337,18 +340,54 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
             whom = f"(N-{late})" if late else "N"
             return sympy.Symbol(f"S_{whom}" + (f"_{steps}" if steps != 1 else ""), positive=True)
-        unequal, least = self.unequal, 0.0
+        return sum(share * value for share, value in self.paces(steps, late))
+
+    def paces(
+        self, steps: int = 1, late: int = 0, points: int = PACES
+    ) -> list[tuple[float, Quantity]]:
+        """How the slowest worker's time is distributed: shares, and how many times longer than the
+        average it computes. One value where nothing is random.
+
+        For numbers and arrays; parameters as for :meth:`slowest`. The mean is that of
+        :meth:`slowest`; of so many ``points``, so that a function of it can be averaged.
+        """
+        factors = [kind.scale / self.slowdown for kind in self.classes]
+        least = 0.0
         if late:  # who gives up has computed nevertheless
-            factors = [k.scale / self.slowdown for k in self.classes for _ in range(k.count)]
-            unequal = sorted(factors)[-1 - late] if factors else 1.0
-            least = len(factors) / sum(1.0 / f for f in factors) if factors else 1.0
+            each = [f for f, kind in zip(factors, self.classes, strict=True) for _ in range(kind.count)]
+            least = len(each) / sum(1.0 / f for f in each) if each else 1.0
         if not self.random:
-            return maximum(unequal, least)
+            unequal = sorted(each)[-1 - late] if late and factors else self.unequal
+            return [(1.0, maximum(unequal, least))]
         from perfmodel import order_statistics
 
-        n, cv = self.workers, self.cv / math.sqrt(steps)
-        rank = order_statistics.expected_order_statistic(n - late, n, cv, self.kind)
-        return maximum(unequal * rank, least)
+        cv = self.cv / math.sqrt(steps)
+        if factors:
+            values, shares = order_statistics.quantiles_of_unequal(
+                [kind.count for kind in self.classes], factors, cv, self.kind,
+                late=late, points=points,
+            )  # fmt: skip
+        else:
+            n = self.workers
+            values, shares = order_statistics.quantiles_of_order_statistic(
+                n - late, n, cv, self.kind, points
+            )
+            values = values * self.unequal
+        return [
+            (share, maximum(values[..., k] if values.ndim > 1 else float(values[k]), least))
+            for k, share in enumerate(shares.tolist())
+        ]
+
+    def at_paces(self, phases: Callable[[Quantity], Phases], late: int = 0) -> Phases:
+        """The mean of ``phases`` over the pace of the slowest worker, without the ``late`` ones.
+
+        What overlaps computation hides less when that is short than it hides more when it is long,
+        so that the mean of the phases is longer than the phases of the mean.
+        """
+        if is_symbol(self.workers) or not self.random:
+            return phases(self.slowest(late=late))
+        shares, paces = zip(*self.paces(late=late), strict=True)
+        return averaged(shares, [phases(pace) for pace in paces])
 
     def slowest_followed(self, ahead: int) -> Quantity:
         """The same where nobody is more than so many iterations ahead of the slowest, 1 or more.
@@ -543,11 +582,16 @@ def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
         return classes[0]
     rates = [count / found.iteration_s for count, found in zip(counts, classes, strict=True)]
     shares = [rate / sum(rates) for rate in rates]
+    return msgspec.structs.replace(averaged(shares, classes), classes=tuple(classes))
+
+
+def averaged(shares: Sequence[Quantity], several: Sequence[Phases]) -> Phases:
+    """The mean of several answers with the same parts, of which each has a share."""
 
     def mean(of: Callable[[Phases], Quantity]) -> Quantity:
-        return sum(share * of(found) for share, found in zip(shares, classes, strict=True))
+        return sum(share * of(found) for share, found in zip(shares, several, strict=True))
 
-    first = classes[0]
+    first = several[0]
     return Phases(
         parts={
             name: Phase(mean(lambda f, n=name: f.parts[n].seconds), part.cause)  # type: ignore[misc]
@@ -560,7 +604,6 @@ def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
         updates=mean(lambda f: f.updates),
         staleness=mean(lambda f: f.staleness),
         spread=mean(lambda f: f.spread),
-        classes=tuple(classes),
     )
 
 

@@ -1,141 +1,124 @@
-"""Errors of the coarse model on the grid, with and without its heuristics."""
+"""Errors of the formulas on drawn jobs; simulations are kept in a file, and made in parallel."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+import multiprocessing
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from time import perf_counter
 
 import msgspec
-import numpy as np
+from msgspec.structs import replace
 
-from benchmarks.coarse.grid import Cell
-from perfmodel import Job, __version__, coarse, predict
+from benchmarks.coarse.draw import Cell, cell
+from perfmodel import coarse, predict
 
 Progress = Callable[[int, int], None]
 
 
+class Simulated(msgspec.Struct, frozen=True):
+    """What simulating a job found: its iteration time, how sure that is, and how long it took.
+
+    ``job`` is a digest of the job, so that nothing is taken for what was drawn differently before.
+    """
+
+    name: str
+    job: str
+    fine_s: float
+    ci_fraction: float
+    took_s: float
+
+
+def digest(one: Cell) -> str:
+    """A short name of all that a job is."""
+    plain = replace(one.job, assumptions=())
+    return hashlib.blake2b(repr(plain).encode(), digest_size=8).hexdigest()
+
+
+def simulated(where: tuple[int, int]) -> Simulated:
+    """Simulate a job, by its seed and number."""
+    one = cell(*where)
+    begin = perf_counter()
+    found = predict(one.job)
+    took_s = perf_counter() - begin
+    return Simulated(one.name, digest(one), found.iteration_s, found.throughput_ci_fraction, took_s)
+
+
+class Store:
+    """Simulations in a file, one JSON object a line: what is there is not simulated again.
+
+    Give another file once the simulation itself has changed.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self.known: dict[str, Simulated] = {}
+        if path is not None and path.exists():
+            decoder = msgspec.json.Decoder(Simulated)
+            found = decoder.decode_lines(path.read_bytes())
+            self.known = {each.name: each for each in found}
+
+    def of(self, one: Cell) -> Simulated | None:
+        """The simulation of a job, if it is known."""
+        found = self.known.get(one.name)
+        return found if found is not None and found.job == digest(one) else None
+
+    def add(self, found: Simulated) -> None:
+        """Keep one more."""
+        self.known[found.name] = found
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps(msgspec.to_builtins(found)) + "\n")
+
+
+def simulate(
+    jobs: Iterable[Cell],
+    store: Store,
+    processes: int = 1,
+    progress: Progress = lambda done, of: None,
+) -> None:
+    """Simulate the jobs that ``store`` does not know yet; it can be interrupted at any time."""
+    wanted = [(one.seed, one.number) for one in jobs if store.of(one) is None]
+    if processes == 1:
+        for done, where in enumerate(wanted, 1):
+            store.add(simulated(where))
+            progress(done, len(wanted))
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for done, found in enumerate(pool.imap_unordered(simulated, wanted), 1):
+            store.add(found)
+            progress(done, len(wanted))
+
+
 class Row(msgspec.Struct, frozen=True):
-    """A job of the grid: iteration times (s) by simulation, by the coarse model, and by that
-    without heuristics; whether it is declared exact."""
+    """A job on both routes: iteration times (s), whether the formulas are declared exact, what they
+    leave out, and the band that is declared (the 90th percentile, None where not known)."""
 
     name: str
     group: str
     fine_s: float
     coarse_s: float
-    plain_s: float
     exact: bool
-    p90: float
+    left_out: str | None
+    p90: float | None
 
     @property
     def error(self) -> float:
-        """Of the coarse model, as a fraction of the simulated iteration."""
+        """Of the formulas, as a fraction of the simulated iteration; positive if they are slow."""
         return self.coarse_s / self.fine_s - 1.0
 
-    @property
-    def plain_error(self) -> float:
-        """Without heuristics."""
-        return self.plain_s / self.fine_s - 1.0
 
-
-def measured(cell: Cell, fine_s: float | None = None) -> Row:
-    """Predict a job of the grid on both routes; simulate it unless that is known."""
-    job = cell.job()
-    if fine_s is None:
-        fine_s = predict(job).iteration_s
-    band = coarse.error_band(job)
+def row(one: Cell, found: Simulated) -> Row:
+    """Both routes for a job whose simulation is known."""
+    model = coarse.model_of(one.job)
     return Row(
-        name=cell.name,
-        group=cell.variant.group,
-        fine_s=fine_s,
-        coarse_s=float(coarse.phases(job).iteration_s),
-        plain_s=float(coarse.phases(plain(job), corrected=False).iteration_s),
-        exact=coarse.model_of(job).exact(job),
-        p90=math.inf if band.p90 is None else band.p90,
+        name=one.name,
+        group=one.group,
+        fine_s=found.fine_s,
+        coarse_s=float(coarse.phases(one.job).iteration_s),
+        exact=model.exact(one.job),
+        left_out=model.leaves_out(one.job),
+        p90=coarse.error_band(one.job).p90,
     )
-
-
-def plain(job: Job) -> Job:
-    """A job as a coarse model without heuristics sees it.
-
-    Nothing overlaps, nobody is slower than the mean, and queues are those of exponential times.
-    """
-    options = job.options
-    if hasattr(options, "overlap"):
-        changed = {"overlap": False}
-        if getattr(options, "bucketing", None) == "mg_wfbp":
-            changed["bucketing"] = "layer"
-        options = msgspec.structs.replace(options, **changed)
-    return msgspec.structs.replace(job, options=options, jitter=None)
-
-
-class Store:
-    """Simulated iteration times in a file, one JSON object a line, for runs to come."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self.known: dict[str, float] = {}
-        if path is not None and path.exists():
-            for line in path.read_text().splitlines():
-                row = json.loads(line)
-                if row["version"] == __version__:
-                    self.known[row["name"]] = row["fine_s"]
-
-    def add(self, row: Row) -> None:
-        """Keep a row's time."""
-        if self._path is not None and row.name not in self.known:
-            with self._path.open("a") as file:
-                kept = {"version": __version__, "name": row.name, "fine_s": row.fine_s}
-                file.write(json.dumps(kept) + "\n")
-
-
-def rows(
-    cells: Iterable[Cell], store: Store, progress: Progress = lambda done, of: None
-) -> list[Row]:
-    """Measure jobs, one after the other."""
-    wanted = list(cells)
-    found = []
-    for number, cell in enumerate(wanted):
-        row = measured(cell, store.known.get(cell.name))
-        store.add(row)
-        found.append(row)
-        progress(number + 1, len(wanted))
-    return found
-
-
-def summary(errors: Iterable[float]) -> dict[str, float]:
-    """Signed distribution of errors: 10th, 50th and 90th percentile and mean; and of their size."""
-    values = np.array(list(errors))
-    size = np.abs(values)
-    return {
-        "n": len(values),
-        "p10_signed": float(np.quantile(values, 0.1)),
-        "median_signed": float(np.median(values)),
-        "p90_signed": float(np.quantile(values, 0.9)),
-        "bias": float(values.mean()),
-        "median": float(np.median(size)),
-        "p90": float(np.quantile(size, 0.9)),
-        "worst": float(size.max()),
-    }
-
-
-def by_group(found: Iterable[Row]) -> Mapping[str, dict[str, Any]]:
-    """For each group: errors of the coarse model (``errors``), without heuristics (``plain``), how
-    many jobs are declared exact, and the largest error of these."""
-    groups: dict[str, list[Row]] = {}
-    for row in found:
-        groups.setdefault(row.group, []).append(row)
-    return {
-        name: {
-            "errors": summary(row.error for row in group),
-            "inexact": summary(row.error for row in group if not row.exact)
-            if any(not row.exact for row in group)
-            else None,
-            "plain": summary(row.plain_error for row in group),
-            "exact": sum(row.exact for row in group),
-            "exact_worst": max((abs(row.error) for row in group if row.exact), default=0.0),
-        }
-        for name, group in groups.items()
-    }

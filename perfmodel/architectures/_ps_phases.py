@@ -126,8 +126,10 @@ def _together(job: Job, q: Quantities) -> Phases:
     """BSP: all workers do the same at once, at the pace of the slowest."""
     options: Options = job.options
     pushers = q.nodes if options.local_aggregation else q.workers
-    late = q.slowest(late=options.backup_workers)
-    found = _lap(job, q, Demands.of(job, q), late, (pushers, pushers, pushers))
+    demands, flows = Demands.of(job, q), (pushers, pushers, pushers)
+    found = q.at_paces(
+        lambda late: _lap(job, q, demands, late, flows), late=options.backup_workers
+    )
     return msgspec.structs.replace(
         found,
         busy_s={name: pushers * seconds for name, seconds in found.busy_s.items()},

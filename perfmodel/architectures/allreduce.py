@@ -456,6 +456,8 @@ def _add_ring_sends(
 def _rate(q: Quantities, options: Options) -> Rate:
     """What it takes to sum gradients, by the bytes of one worker's before compression."""
     sent = options.sent_share
+    if options.each_send:  # every send takes what it takes, whatever was measured
+        q = msgspec.structs.replace(q, collectives=())
     if options.sparse:
         return all_gather_rate(q).sent(q.workers * sent)
     return all_reduce_rate(q, options.reduction).sent(sent, at_once=options.concurrent)
@@ -463,8 +465,12 @@ def _rate(q: Quantities, options: Options) -> Rate:
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, and what of the collectives it does not hide."""
+    return q.at_paces(lambda late: _phases(job, q, late))
+
+
+def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
+    """The same where the slowest worker computes ``late`` times as long as the mean one."""
     options: Options = job.options
-    late = q.slowest()
     rate, alone = _rate(q, options), q.workers <= 1
     if isinstance(q.layers, Whole):
         shares, numbers = [1.0], [0]

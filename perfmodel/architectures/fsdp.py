@@ -163,8 +163,13 @@ def _gather_in_time(
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, and what of gathering parameters and scattering gradients it does not hide."""
+    return q.at_paces(lambda late: _phases(job, q, late))
+
+
+def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
+    """The same where the slowest worker computes ``late`` times as long as the mean one."""
     options: Options = job.options
-    late, alone = q.slowest(), q.workers <= 1
+    alone = q.workers <= 1
     units = q.layers.once(
         ("units", job.options), lambda: units_of(job.workload, options.unit_bytes)
     )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import maximum, where
+from perfmodel.algebra import Quantity, maximum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
 from perfmodel.architectures._network import Network
@@ -179,8 +179,13 @@ class _Lines:
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, what of the exchange it does not hide, and the last layer's update."""
+    return q.at_paces(lambda late: _phases(job, q, late))
+
+
+def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
+    """The same where the slowest worker computes ``late`` times as long as the mean one."""
     options: Options = job.options
-    late, alone = q.slowest(), q.workers <= 1
+    alone = q.workers <= 1
     sharded = options.exchange == "sharded"
     parts = q.workers if sharded else 1.0
     sent = options.sent_share * (2.0 if sharded else 1.0) / parts
