@@ -266,10 +266,7 @@ def _unequal(
     if cv < NO_SPREAD:
         return np.full(points, every[late])
     below, _, weights = _probabilities(points)
-    rare = np.array([RARE, RARE / sum(counts)])
-    ends = np.stack([_factor(rare, 1.0 - rare, cv, kind), _factor(1.0 - rare, rare, cv, kind)])
-    low = max(every[late] * float(ends[0, 0]), LEAST * every[late])
-    x = np.exp(np.linspace(np.log(low), np.log(every[0] * float(ends[1, 1])), GRID))
+    low, x = _grid(every[late], every[0], sum(counts), kind, cv)
     within = _within(counts, scales, late, kind, cv, x)
     # the mean, as the integral of what is beyond x
     beyond = 1.0 - within
@@ -279,6 +276,50 @@ def _unequal(
     values *= mean / (weights @ values)
     values.setflags(write=False)
     return values  # type: ignore[no-any-return]
+
+
+def quantiles_of_mixture(
+    counts: Sequence[int], scales: Sequence[float], cv: Quantity, kind: str, parts: Sequence[float]
+) -> Floats:
+    """What these parts of all workers are below, where workers differ, (..., parts).
+
+    Parameters and errors as for :func:`quantiles_of_unequal`; ``parts`` are more than 0 and less
+    than 1.
+
+    >>> quantiles_of_mixture([3, 1], [1.0, 2.0], 0.0, "gamma", [0.5, 0.9]).tolist()
+    [1.0, 2.0]
+    """
+    _, _, cv = _checked(1, 1, cv, kind)
+    found: Floats = _each(
+        functools.partial(_mixture, tuple(counts), tuple(scales), kind, tuple(parts)), cv
+    )
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _mixture(
+    counts: tuple[int, ...],
+    scales: tuple[float, ...],
+    kind: str,
+    parts: tuple[float, ...],
+    cv: float,
+) -> Floats:
+    if cv < NO_SPREAD:
+        every = np.sort(np.repeat(scales, counts))
+        return every[np.floor(np.array(parts) * len(every)).astype(np.int64)]
+    _, x = _grid(min(scales), max(scales), 1, kind, cv)
+    each = zip(counts, scales, strict=True)
+    chance = sum(n * _below(x / scale, cv, kind) for n, scale in each) / sum(counts)
+    rising, first = np.unique(chance, return_index=True)
+    return np.interp(parts, rising, x[first])
+
+
+def _grid(least: float, most: float, n: int, kind: str, cv: float) -> tuple[float, Floats]:
+    """The lowest of points that hold next to all times, and these points."""
+    rare = np.array([RARE, RARE / n])
+    low, high = _factor(rare, 1.0 - rare, cv, kind)[0], _factor(1.0 - rare, rare, cv, kind)[1]
+    low = least * max(float(low), LEAST)
+    return low, np.exp(np.linspace(np.log(low), np.log(most * float(high)), GRID))
 
 
 def _within(

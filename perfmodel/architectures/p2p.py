@@ -17,7 +17,7 @@ from perfmodel.architectures._workers import Workers, add_workers, left_out, pla
 from perfmodel.errors import number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities
+from perfmodel.phases import Phase, Phases, Quantities, Stage
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -201,7 +201,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     hops = where(alone, 0.0, (2.0 if sharded else 1.0) * q.latency_s)
     computed, _, end = q.layers.backward_and_send_s(
         q.scale * late,
-        [(0.0, per_byte_s)],
+        [Stage(0.0, per_byte_s)],
         encode_per_byte_s=encode_per_byte_s * late,
         latency_s=hops,
         overlap=options.overlap,
