@@ -52,7 +52,10 @@ MANY_SERVERS = 3
 TIED = 4
 """Repetitions after which workers that are bound to the slowest hold it up as much as they do."""
 
-NO_TIME = 1e-300
+OVERSHOOT = 0.583
+"""Standard deviations that a random walk of normal steps is beyond a barrier once it passes it."""
+
+NO_TIME = 1e-150
 """Stands for no time where something is divided by it (s)."""
 
 
@@ -367,9 +370,13 @@ def _apart(job: Job, q: Quantities) -> Phases:
         longer = q.slowest_followed(int(options.staleness_bound)) / q.unequal
         most = max(kind.slowdown for kind in kinds) if q.classes else q.slowdown
         late = [longer if kind.slowdown is most or kind.slowdown == most else 1.0 for kind in kinds]
+        bound, step_s = options.staleness_bound, _step_s(job, q)
         for _ in range(TIED):
             rows = zip(kinds, each, found, late, strict=True)
-            slowest_s = maximum(0.0, *(slowed(*row).iteration_s for row in rows))
+            own_s = [slowed(*row).iteration_s for row in rows]
+            slowest_s = maximum(0.0, *own_s)
+            tied = _tied(q, bound, [slowest_s / seconds for seconds in own_s])
+            slowest_s = maximum(slowest_s, tied * step_s + (1.0 - tied) * slowest_s)
             found = settled(slowest_s)
     laps = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
     if options.sync == "ssp":
@@ -389,6 +396,38 @@ def _apart(job: Job, q: Quantities) -> Phases:
         staleness=maximum(q.workers - together, 0.0) / together,
         spread=q.cv * result.compute_s / maximum(result.iteration_s, NO_TIME),
     )
+
+
+def _step_s(job: Job, q: Quantities) -> Quantity:
+    """An iteration of SSP once everybody is as far ahead of the slowest as may be.
+
+    All are then let go at the same time, when the slowest is done, as with BSP.
+    """
+    bound = int(job.options.staleness_bound)
+    own_s = 1.0 / q.at_once_bytes_per_s
+    d = msgspec.structs.replace(Demands.of(job, q), own_s=own_s)
+    return _in_step(job, q, d, q.slowest_followed(bound), q.workers).iteration_s
+
+
+def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
+    """The part of all others that is held up at the bound in an iteration, on average.
+
+    Of each class it is given how many times ``faster`` than the slowest it is. The lead of a worker
+    over the slowest is a random walk with drift between reflecting barriers: but for
+    exp(-2 drift bound / variance) of the time it is near the far one (Harrison, "Brownian Motion
+    and Stochastic Flow Systems", 1985, section 5.6). What it gains there is waited for in steps as
+    long as the walk overshoots a barrier, 0.583 standard deviations and the drift (Siegmund,
+    "Sequential Analysis", 1985, section 10.4).
+    """
+    if not q.classes:
+        return 0.0
+    spread = 2.0**0.5 * q.cv
+    parts = []
+    for count, times in zip(q.counts, faster, strict=True):
+        drift = maximum(times - 1.0, 0.0)
+        away = np.exp(-minimum(2.0 * bound * drift / maximum(spread, NO_TIME) ** 2, 100.0))
+        parts.append(count * (1.0 - away) * drift / maximum(drift + OVERSHOOT * spread, NO_TIME))
+    return minimum(sum(parts) / (q.workers - 1.0), 1.0)
 
 
 def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
