@@ -205,7 +205,7 @@ def _probabilities(points: int) -> tuple[Floats, Floats, Floats]:
 
 
 def quantiles_of_unequal(
-    counts: Sequence[int],
+    counts: Sequence[float],
     scales: Sequence[float],
     cv: Quantity,
     kind: str,
@@ -226,7 +226,7 @@ def quantiles_of_unequal(
 
     Parameters
     ----------
-    counts, scales : of each group, (groups,).
+    counts, scales : of each group, (groups,); counts are whole numbers where any are ``late``.
     cv, kind : see :func:`expected_order_statistic`; ``cv`` a number or an array.
     late : fewer than there are workers.
     points : how many.
@@ -255,18 +255,19 @@ def quantiles_of_unequal(
 
 @functools.lru_cache(maxsize=1 << 12)
 def _unequal(
-    counts: tuple[int, ...],
+    counts: tuple[float, ...],
     scales: tuple[float, ...],
     late: int,
     kind: str,
     points: int,
     cv: float,
 ) -> Floats:
-    every = sorted(np.repeat(scales, counts).tolist(), reverse=True)
+    most = max(scales)
+    least = sorted(np.repeat(scales, counts).tolist())[-1 - late] if late else most
     if cv < NO_SPREAD:
-        return np.full(points, every[late])
+        return np.full(points, least)
     below, _, weights = _probabilities(points)
-    low, x = _grid(every[late], every[0], sum(counts), kind, cv)
+    low, x = _grid(least, most, sum(counts), kind, cv)
     within = _within(counts, scales, late, kind, cv, x)
     # the mean, as the integral of what is beyond x
     beyond = 1.0 - within
@@ -314,7 +315,7 @@ def _mixture(
     return np.interp(parts, rising, x[first])
 
 
-def _grid(least: float, most: float, n: int, kind: str, cv: float) -> tuple[float, Floats]:
+def _grid(least: float, most: float, n: float, kind: str, cv: float) -> tuple[float, Floats]:
     """The lowest of points that hold next to all times, and these points."""
     rare = np.array([RARE, RARE / n])
     low, high = _factor(rare, 1.0 - rare, cv, kind)[0], _factor(1.0 - rare, rare, cv, kind)[1]
@@ -323,7 +324,7 @@ def _grid(least: float, most: float, n: int, kind: str, cv: float) -> tuple[floa
 
 
 def _within(
-    counts: tuple[int, ...],
+    counts: tuple[float, ...],
     scales: tuple[float, ...],
     late: int,
     kind: str,

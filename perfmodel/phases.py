@@ -385,9 +385,8 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         cv = self.cv / steps**0.5
         if factors:
             values, shares = order_statistics.quantiles_of_unequal(
-                [kind.count for kind in self.classes], factors, cv, self.kind,
-                late=late, points=points,
-            )  # fmt: skip
+                self.counts, factors, cv, self.kind, late=late, points=points
+            )
         else:
             n = self.workers
             values, shares = order_statistics.quantiles_of_order_statistic(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import maximum, minimum, where
+from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
 from perfmodel.architectures import Architecture, Band, Coarse
 from perfmodel.architectures._gossip import add_begin, add_network
 from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, plain
@@ -16,10 +16,9 @@ from perfmodel.phases import Phase, Phases, Quantities
 NEIGHBOURHOOD = 6
 """Workers whose slowest one sets the pace, where each waits for its neighbours only."""
 
-
-SLACK = 1.5
-"""What jitter costs a worker that gets its neighbours' models a whole iteration before it waits for
-them, as a multiple of the squared coefficient of variation. Found by simulation."""
+STEPS = 0.85
+"""Steps over which jitter averages out, times the squared coefficient of variation's root, where
+the neighbours' models have a whole iteration to come in. Found by simulation."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,16 +87,23 @@ def _add_exchange(
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, and what of the exchange with the neighbours it does not hide."""
     alone = q.workers <= 1
-    late = msgspec.structs.replace(q, workers=minimum(q.workers, NEIGHBOURHOOD)).slowest()
-    if job.options.overlap:
-        late = minimum(q.unequal + SLACK * q.cv**2, late) if q.random else q.unequal
     compute = q.forward_s + q.backward_s
     models = minimum(q.workers - 1.0, 2.0)
     away = q.nodes > 1
+    waiting = where(away, q.latency_s, q.inside_latency_s)
     rate = where(away, q.bandwidth_bytes_per_s, q.inside_bandwidth_bytes_per_s)
-    link = models * q.gradient_bytes / rate
-    exchange = link + where(away, q.latency_s, q.inside_latency_s)
-    shown = maximum(exchange - compute * late, 0.0) if job.options.overlap else exchange
+    pace = _pace(job, q)
+    ways = [(pace, models * q.gradient_bytes / rate)]
+    if q.classes:  # the slowest to compute need not be the slowest to send
+        ways = [
+            (pace * scale / max(k.scale for k in q.classes), models * q.gradient_bytes / link)
+            for scale, link in _around(job, q)
+        ]
+    whole = [_step(job, compute * late, link + waiting) for late, link in ways]
+    # of a ring of workers who wait for each other, the slowest sets the pace
+    late, link = pace, models * q.gradient_bytes / rate
+    step = maximum(0.0, *whole)
+    shown = step - compute * late
     return Phases(
         parts={
             "compute": Phase(compute + q.optimizer_s, "compute"),
@@ -107,6 +113,52 @@ def phases(job: Job, q: Quantities) -> Phases:
         busy_s={"link of each node": where(alone, 0.0, link)},
         updates=1.0 / q.workers,
     )
+
+
+def _step(job: Job, compute_s: Quantity, exchange_s: Quantity) -> Quantity:
+    """Computation beside an exchange or, without overlap, before it."""
+    return maximum(compute_s, exchange_s) if job.options.overlap else compute_s + exchange_s
+
+
+def _pace(job: Job, q: Quantities) -> Quantity:
+    """How many times longer than the average the slowest worker computes, with its neighbourhood.
+
+    Where workers differ, the neighbourhood is the slowest one and a part of all others.
+    """
+    near = minimum(q.workers, NEIGHBOURHOOD)
+    if q.classes:
+        part = (near - 1.0) / (q.workers - 1.0)
+        most = max(kind.scale for kind in q.classes)
+        slowest = next(kind for kind in q.classes if kind.scale == most)
+        q = msgspec.structs.replace(
+            q,
+            classes=tuple(
+                msgspec.structs.replace(
+                    kind, count=kind.count * part + (1.0 - part) * (kind is slowest)
+                )
+                for kind in q.classes
+            ),
+        )
+    q = msgspec.structs.replace(q, workers=near)
+    if not job.options.overlap or not q.random or is_symbol(q.workers):
+        return q.slowest()
+    return q.slowest(steps=maximum((STEPS / q.cv) ** 2, 1.0))
+
+
+def _around(job: Job, q: Quantities) -> set[tuple[float, float]]:
+    """Of each worker, how many times longer than profiled it computes, and the slowest of its links
+    and those of its neighbours (bytes/s)."""
+    nics = [
+        job.cluster.nic_of(job.cluster.node_of_worker(worker)).goodput_bytes_per_s
+        if q.nodes > 1
+        else q.inside_bandwidth_bytes_per_s
+        for worker in range(job.workers)
+    ]
+    near = neighbours(job.workers).tolist()
+    return {
+        (job.slowdown(worker), min(nics[worker], *(nics[other] for other in near[worker])))
+        for worker in range(job.workers)
+    }
 
 
 def exact(job: Job) -> bool:
