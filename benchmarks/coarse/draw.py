@@ -19,6 +19,7 @@ from perfmodel import (
     Straggler,
     Workload,
     WorkloadLayer,
+    bands,
     build_graph,
     catalogue,
     make_job,
@@ -40,12 +41,16 @@ Draw = np.random.Generator
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """Job number ``number`` of a ``seed``, and the ``group`` of jobs that it is counted with."""
+    """Job number ``number`` of a ``seed``."""
 
     seed: int
     number: int
-    group: str
     job: Job
+
+    @property
+    def group(self) -> str:
+        """What it is counted with."""
+        return bands.group_of(self.job)
 
     @property
     def name(self) -> str:
@@ -54,18 +59,18 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 def cells(seed: int, count: int) -> Iterator[Cell]:
-    """The first ``count`` jobs of a seed; groups take turns."""
+    """The first ``count`` jobs of a seed; ways of training take turns."""
     for number in range(count):
         yield cell(seed, number)
 
 
 def cell(seed: int, number: int) -> Cell:
     """Job ``number`` of a seed. What contradicts itself is drawn again."""
-    group = list(GROUPS)[number % len(GROUPS)]
+    way = list(WAYS)[number % len(WAYS)]
     draw = np.random.default_rng([seed, number])
     while True:
         try:
-            return Cell(seed, number, group, _small(_job(draw, group)))
+            return Cell(seed, number, _small(_job(draw, way)))
         except InputError:
             continue
 
@@ -84,8 +89,8 @@ def _small(job: Job) -> Job:
 # -- jobs ------------------------------------------------------------------------------------------
 
 
-def _job(draw: Draw, group: str) -> Job:
-    arch, options = GROUPS[group](draw)
+def _job(draw: Draw, way: str) -> Job:
+    arch, options = WAYS[way](draw)
     workers = _workers(draw)
     if "servers" in options:
         options["servers"] = _servers(draw, workers)
@@ -267,10 +272,10 @@ def _collectives(draw: Draw, nic: Link, arch: str) -> tuple[Collective, ...]:
     return (of("all_reduce", 1.0),)
 
 
-# -- options of each group -------------------------------------------------------------------------
+# -- ways of training -------------------------------------------------------------------------------
 
 Options = dict[str, Any]
-Group = Callable[[Draw], tuple[str, Options]]
+Way = Callable[[Draw], tuple[str, Options]]
 
 
 def _ps(draw: Draw, sync: str) -> tuple[str, Options]:
@@ -370,7 +375,7 @@ def _local_sgd(draw: Draw) -> tuple[str, Options]:
     return "local_sgd", {"period": period, "algorithm": _one_of(draw, *kinds)}
 
 
-def _overlapping(arch: str) -> Group:
+def _overlapping(arch: str) -> Way:
     return lambda draw: (arch, {"overlap": _chance(draw, 0.6)})
 
 
@@ -390,7 +395,7 @@ def _gosgd(draw: Draw) -> tuple[str, Options]:
     }
 
 
-GROUPS: Mapping[str, Group] = {
+WAYS: Mapping[str, Way] = {
     "ps bsp": _bsp,
     "ps backup workers": _backup,
     "ps asp": _asp,
@@ -404,4 +409,4 @@ GROUPS: Mapping[str, Group] = {
     "gosgd": _gosgd,
     "ad_psgd": _ad_psgd,
 }
-"""What jobs are counted together, and how the options of one are drawn."""
+"""How architecture and options are drawn. Each way gets as many jobs."""

@@ -1,76 +1,85 @@
-"""Errors of the formulas on drawn jobs; simulations are kept in a file, and made in parallel."""
+"""Formulas and simulations of drawn jobs; simulations are kept in a file, and made in parallel."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import json
 import multiprocessing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from time import perf_counter
 
 import msgspec
-from msgspec.structs import replace
+import numpy as np
 
+import perfmodel
+from benchmarks.coarse.classes import Known
 from benchmarks.coarse.draw import Cell, cell
-from perfmodel import coarse, predict
+from perfmodel import bands, build_graph, coarse, predict
+from perfmodel.bands import Class
+from perfmodel.graph import OpGraph
 
 Progress = Callable[[int, int], None]
 
+SIMULATOR = ("ahead", "engine", "eventloop", "layout", "measures", "noise", "sharing", "snapshot")
+SIMULATOR += ("steady",)
+"""Modules that decide what a simulation of a graph says."""
+
 
 class Simulated(msgspec.Struct, frozen=True):
-    """What simulating a job found: its iteration time, how sure that is, and how long it took.
+    """The iteration time that simulating a job found.
 
-    ``job`` is a digest of the job, so that nothing is taken for what was drawn differently before.
+    ``made_of`` is a digest of the graph and the simulator: another one makes it void.
     """
 
     name: str
-    job: str
+    made_of: str
     fine_s: float
-    ci_fraction: float
-    took_s: float
 
 
 def digest(one: Cell) -> str:
-    """A short name of all that a job is."""
-    plain = replace(one.job, assumptions=())
-    return hashlib.blake2b(repr(plain).encode(), digest_size=8).hexdigest()
+    """A short name of all that a simulation depends on."""
+    found = hashlib.blake2b(_simulator(), digest_size=8)
+    graph = build_graph(one.job)
+    for field in OpGraph.__struct_fields__:
+        value = getattr(graph, field)
+        found.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
+    found.update(repr((one.job.seed, one.job.workers, one.job.workload.batch_size)).encode())
+    return found.hexdigest()
+
+
+@functools.cache
+def _simulator() -> bytes:
+    folder = Path(perfmodel.__file__).parent
+    return b"".join((folder / f"{name}.py").read_bytes() for name in SIMULATOR)
 
 
 def simulated(where: tuple[int, int]) -> Simulated:
     """Simulate a job, by its seed and number."""
     one = cell(*where)
-    begin = perf_counter()
-    found = predict(one.job)
-    took_s = perf_counter() - begin
-    return Simulated(one.name, digest(one), found.iteration_s, found.throughput_ci_fraction, took_s)
+    return Simulated(one.name, digest(one), predict(one.job).iteration_s)
 
 
 class Store:
-    """Simulations in a file, one JSON object a line: what is there is not simulated again.
-
-    Give another file once the simulation itself has changed.
-    """
+    """Simulations in a file, one JSON object a line: what is there is not simulated again."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self.known: dict[str, Simulated] = {}
+        self._known: dict[tuple[str, str], Simulated] = {}
         if path is not None and path.exists():
             decoder = msgspec.json.Decoder(Simulated)
-            found = decoder.decode_lines(path.read_bytes())
-            self.known = {each.name: each for each in found}
+            for each in decoder.decode_lines(path.read_bytes()):
+                self._known[each.name, each.made_of] = each
 
     def of(self, one: Cell) -> Simulated | None:
         """The simulation of a job, if it is known."""
-        found = self.known.get(one.name)
-        return found if found is not None and found.job == digest(one) else None
+        return self._known.get((one.name, digest(one)))
 
     def add(self, found: Simulated) -> None:
         """Keep one more."""
-        self.known[found.name] = found
+        self._known[found.name, found.made_of] = found
         if self._path is not None:
-            with self._path.open("a") as file:
-                file.write(json.dumps(msgspec.to_builtins(found)) + "\n")
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(found) + b"\n")
 
 
 def simulate(
@@ -93,32 +102,58 @@ def simulate(
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A job on both routes: iteration times (s), whether the formulas are declared exact, what they
-    leave out, and the band that is declared (the 90th percentile, None where not known)."""
+    """A job on both routes: its group and traits, iteration times (s), and whether the formulas are
+    declared exact."""
 
     name: str
     group: str
+    traits: frozenset[str]
     fine_s: float
     coarse_s: float
     exact: bool
-    left_out: str | None
-    p90: float | None
 
     @property
     def error(self) -> float:
         """Of the formulas, as a fraction of the simulated iteration; positive if they are slow."""
         return self.coarse_s / self.fine_s - 1.0
 
+    def band(self, groups: dict[str, Class]) -> float:
+        """The declared error: 0 where the formulas are exact, infinite where it is not known."""
+        if self.exact:
+            return 0.0
+        if self.group not in groups:
+            return float("inf")
+        return bands.narrowest(groups[self.group], self.group, self.traits)[0].p90
 
-def row(one: Cell, found: Simulated) -> Row:
-    """Both routes for a job whose simulation is known."""
-    model = coarse.model_of(one.job)
+
+def known(one: Cell) -> bool:
+    """Whether the formulas leave out nothing that a job has."""
+    return coarse.model_of(one.job).leaves_out(one.job) is None
+
+
+def row(one: Cell, fine_s: float) -> Row:
+    """Both routes for a job whose simulated iteration time is known."""
+    found = coarse.phases(one.job)
     return Row(
         name=one.name,
         group=one.group,
-        fine_s=found.fine_s,
-        coarse_s=float(coarse.phases(one.job).iteration_s),
-        exact=model.exact(one.job),
-        left_out=model.leaves_out(one.job),
-        p90=coarse.error_band(one.job).p90,
+        traits=bands.traits(one.job, found),
+        fine_s=fine_s,
+        coarse_s=float(found.iteration_s),
+        exact=coarse.model_of(one.job).exact(one.job),
     )
+
+
+def rows(jobs: Sequence[Cell], store: Store) -> list[Row]:
+    """Of the jobs that are simulated, those whose formulas leave out nothing."""
+    found = [(one, store.of(one)) for one in jobs if known(one)]
+    return [row(one, each.fine_s) for one, each in found if each is not None]
+
+
+def by_group(found: Iterable[Row]) -> dict[str, list[Known]]:
+    """What classes are made of: the jobs whose formulas are not exact, by group."""
+    groups: dict[str, list[Known]] = {}
+    for each in found:
+        if not each.exact:
+            groups.setdefault(each.group, []).append(Known(each.traits, each.error))
+    return dict(sorted(groups.items()))

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
-from perfmodel.architectures import Band
 from perfmodel.architectures._messages import tensors_of
 from perfmodel.architectures._placement import slices_of
 from perfmodel.architectures._ps_options import Options
@@ -476,6 +475,8 @@ def exact(job: Job) -> bool:
     first = options.duplex or not options.overlap or expanded(job.workload).layers[0].tensor_bytes
     one_by_one = options.servers == 1 and job.cluster.update_threads == 1
     simple = bool(first) and one_by_one and leaves_out(job) is None
+    if options.sync == "ssp" and options.staleness_bound == 0.0:  # wherever workers start
+        return simple and plain(msgspec.structs.replace(job, start="together"))
     if options.sync == "bsp":
         return simple and plain(job) and options.backup_workers == 0
     alone = job.workers == 1 and options.softsync == 1
@@ -498,12 +499,3 @@ def leaves_out(job: Job) -> str | None:
         },
     )
 
-
-def band(job: Job) -> Band:
-    """How far the coarse model is off where it is not exact."""
-    options: Options = job.options
-    if options.sync != "bsp":
-        return Band(0.05, 0.16)
-    if options.backup_workers:  # next to nothing on the benchmark's jobs, much on small ones
-        return Band(0.05, 0.30)
-    return Band(0.01, 0.05) if options.overlap or steady(job) else Band(0.03, 0.08)

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel import collectives, costs
 from perfmodel.algebra import Quantity, maximum, where
-from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._collectives import (
     CHUNKS,
     REDUCTION_ASSUMPTIONS,
@@ -630,7 +630,5 @@ ARCHITECTURE = Architecture(
     fold=_fold,
     notes=notes,
     unused=lambda options: options.unused,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.03)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
-from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._gossip import add_begin, add_network
 from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, plain
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
@@ -190,7 +190,5 @@ ARCHITECTURE = Architecture(
     ),
     source="Lian et al., NIPS 2017, arXiv 1705.09056",
     fold=_fold,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=left_out, band=lambda job: Band(0.003, 0.02)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, maximum, minimum
-from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
+from perfmodel.architectures import Architecture, Coarse, ModelAge
 from perfmodel.architectures._gossip import add_begin
 from perfmodel.architectures._messages import tensors_of
 from perfmodel.architectures._network import Network, homes_of, node_names
@@ -295,7 +295,5 @@ ARCHITECTURE = Architecture(
     ),
     source="Zhang, Choromanska, LeCun, NIPS 2015, arXiv 1412.6651",
     model_age=model_age,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.02, 0.09)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import msgspec
 
 from perfmodel.algebra import maximum, where
-from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
+from perfmodel.architectures import Architecture, Coarse, ModelAge
 from perfmodel.architectures._gossip import Partners, add_begin, add_network, others
 from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, steady
 from perfmodel.errors import number, whole_number
@@ -162,7 +162,5 @@ ARCHITECTURE = Architecture(
     source="Blot, Picard, Cord, Thome, 2016, arXiv 1611.01852",
     unused=_unused,
     model_age=model_age,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=left_out, band=lambda job: Band(0.003, 0.06)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, maximum, where
-from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
 from perfmodel.architectures._network import Network
 from perfmodel.architectures._workers import Workers, add_workers, left_out, plain, stagger_s
@@ -277,7 +277,5 @@ ARCHITECTURE = Architecture(
     "SoCC 2016, doi 10.1145/2987550.2987586",
     fold=_fold,
     unused=_unused,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

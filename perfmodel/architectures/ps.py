@@ -16,7 +16,7 @@ from perfmodel.architectures._messages import TRANSMISSION_HELP
 from perfmodel.architectures._network import Network, homes_of, node_names
 from perfmodel.architectures._placement import slices_of
 from perfmodel.architectures._ps_options import Options
-from perfmodel.architectures._ps_phases import band, exact, leaves_out, phases
+from perfmodel.architectures._ps_phases import exact, leaves_out, phases
 from perfmodel.architectures._workers import Workers, add_workers, stagger_s
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
@@ -405,5 +405,5 @@ ARCHITECTURE = Architecture(
     "doi 10.1145/3341301.3359642",
     aliases={sync: {"sync": sync} for sync in ("bsp", "asp", "ssp")},
     unused=_unused,
-    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, band=band),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )
