@@ -137,6 +137,6 @@ def narrowest(whole: Class, group: str, has: frozenset[str]) -> tuple[Class, str
     one, words = whole, [group]
     while one.having is not None and one.lacking is not None:
         held = one.trait in has
-        words.append(one.trait if held else f"no {one.trait}")
+        words.append(one.trait if held else f"not {one.trait}")
         one = one.having if held else one.lacking
     return one, ", ".join(words)

@@ -263,7 +263,8 @@ def _unequal(
     cv: float,
 ) -> Floats:
     most = max(scales)
-    least = sorted(np.repeat(scales, counts).tolist())[-1 - late] if late else most
+    each = [scale for n, scale in zip(counts, scales, strict=True) for _ in range(int(n))]
+    least = sorted(each)[-1 - late] if late else most
     if cv < NO_SPREAD:
         return np.full(points, least)
     below, _, weights = _probabilities(points)
@@ -276,7 +277,7 @@ def _unequal(
     values = np.interp(below, rising, x[first])
     values *= mean / (weights @ values)
     values.setflags(write=False)
-    return values  # type: ignore[no-any-return]
+    return values
 
 
 def quantiles_of_mixture(
@@ -306,8 +307,9 @@ def _mixture(
     cv: float,
 ) -> Floats:
     if cv < NO_SPREAD:
-        every = np.sort(np.repeat(scales, counts))
-        return every[np.floor(np.array(parts) * len(every)).astype(np.int64)]
+        every = np.sort(np.repeat(np.array(scales), np.array(counts)))
+        middle: Floats = every[np.floor(np.array(parts) * len(every)).astype(np.int64)]
+        return middle
     _, x = _grid(min(scales), max(scales), 1, kind, cv)
     each = zip(counts, scales, strict=True)
     chance = sum(n * _below(x / scale, cv, kind) for n, scale in each) / sum(counts)

@@ -38,7 +38,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("compiled",),
     ("engine", "architectures.*"),
     ("plot",),
-    ("prediction",),
+    ("prediction", "bands"),
     ("bottlenecks", "particulars"),
     ("fine", "coarse"),
     ("intervals",),

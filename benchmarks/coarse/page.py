@@ -139,4 +139,4 @@ def _leaves(one: Class, name: str) -> Iterator[tuple[str, Class]]:
         yield name, one
         return
     yield from _leaves(one.having, f"{name}, {one.trait}")
-    yield from _leaves(one.lacking, f"{name}, no {one.trait}")
+    yield from _leaves(one.lacking, f"{name}, not {one.trait}")
