@@ -207,11 +207,14 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
     if alone or options.local_aggregation or options.backup_workers:
         return _lap(job, q, d, late, all_at_once)
     own = 1.0 / minimum(q.devices_per_node, q.workers)
+    most = [kind.bandwidth_bytes_per_s / kind.devices for kind in q.classes]
+    others = msgspec.structs.replace(d, own_s=minimum(d.own_s, *(1.0 / rate for rate in most), d.own_s))
     found = []
     for group, factor in enumerate([*q.typical(FEW_GROUPS), late]):
         rest = maximum(pushers * (FEW_GROUPS - group) / FEW_GROUPS, 1.0)
         flows = Flows(pushers, rest, rest, 1.0, maximum(rest / pushers, own), in_step=True)
-        found.append(_lap(job, q, d, minimum(factor, late), flows))
+        last = group == FEW_GROUPS
+        found.append(_lap(job, q, d if last else others, minimum(factor, late), flows))
     slowest = found[-1]
     longer = maximum(*(each.iteration_s for each in found)) - slowest.iteration_s
     push = Phase(slowest.parts["push"].seconds + longer, "network")
@@ -369,13 +372,15 @@ def _apart(job: Job, q: Quantities) -> Phases:
         longer = q.slowest_followed(int(options.staleness_bound)) / q.unequal
         most = max(kind.slowdown for kind in kinds) if q.classes else q.slowdown
         late = [longer if kind.slowdown is most or kind.slowdown == most else 1.0 for kind in kinds]
-        bound, step_s = options.staleness_bound, _step_s(job, q)
+        step_s = _step_s(job, q)
+        together = [_released_s(job, q, *row) for row in zip(kinds, each, late, strict=True)]
+        most_s = maximum(0.0, *together)
+        tied = _tied(q, options.staleness_bound, [most_s / seconds for seconds in together])
         for _ in range(TIED):
             rows = zip(kinds, each, found, late, strict=True)
             own_s = [slowed(*row).iteration_s for row in rows]
             slowest_s = maximum(0.0, *own_s)
-            tied = _tied(q, bound, [slowest_s / seconds for seconds in own_s])
-            slowest_s = maximum(slowest_s, tied * step_s + (1.0 - tied) * slowest_s)
+            slowest_s = slowest_s + tied * maximum(step_s - slowest_s, 0.0)
             found = settled(slowest_s)
     laps = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
     if options.sync == "ssp":
@@ -398,14 +403,19 @@ def _apart(job: Job, q: Quantities) -> Phases:
 
 
 def _step_s(job: Job, q: Quantities) -> Quantity:
-    """An iteration of SSP once everybody is as far ahead of the slowest as may be.
+    """An iteration of SSP (s) if everybody is as far ahead of the slowest as may be.
 
     All are then let go at the same time, when the slowest is done, as with BSP.
     """
     bound = int(job.options.staleness_bound)
-    own_s = 1.0 / q.at_once_bytes_per_s
-    d = msgspec.structs.replace(Demands.of(job, q), own_s=own_s)
+    d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
     return _in_step(job, q, d, q.slowest_followed(bound), q.workers).iteration_s
+
+
+def _released_s(job: Job, q: Quantities, kind: Quantities, d: Demands, late: Quantity) -> Quantity:
+    """An iteration of a worker (s) if all are let go at the same time."""
+    n, own = q.workers, minimum(kind.devices_per_node, q.workers)
+    return _lap(job, kind, d, late, Flows(n, n, n, own, own)).iteration_s
 
 
 def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:

@@ -87,15 +87,16 @@ def _add_merges(
 
 def phases(job: Job, q: Quantities) -> Phases:
     """A worker's iteration; each goes at its own pace."""
-    return mixed(q.counts, [_alone(job, kind) for kind in q.by_class()])
+    return mixed(q.counts, [_alone(job, kind, q) for kind in q.by_class()])
 
 
-def _alone(job: Job, q: Quantities) -> Phases:
+def _alone(job: Job, q: Quantities, everybody: Quantities) -> Phases:
     """Computation and merging, or sending where that takes longer.
 
     A sender's models go one after the other, each to a random link that other senders share. With
     as many senders as receivers this is a closed network of n customers at n - 1 links, which are
-    all equally likely: one finds (n - 2) / (n - 1) others, however long models take.
+    all equally likely: one finds (n - 2) / (n - 1) others, however long models take. Each link gets
+    as many models as its workers send, so that nobody sends faster than the slowest one receives.
     """
     options: Options = job.options
     p, alone = options.probability, q.workers <= 1
@@ -105,7 +106,9 @@ def _alone(job: Job, q: Quantities) -> Phases:
     merge = p * options.merge_per_model_s * q.slowdown
     link = away * q.devices_per_node * q.gradient_bytes / q.bandwidth_bytes_per_s
     found = maximum(q.workers - 1.0 - q.devices_per_node, 0.0) / others
-    late = maximum(p * link * (1.0 + found) - compute - merge, 0.0)
+    slowest = away * q.gradient_bytes / everybody.at_once_bytes_per_s
+    sending = maximum(p * link * (1.0 + found), p * slowest)
+    late = maximum(sending - compute - merge, 0.0)
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
