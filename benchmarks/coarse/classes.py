@@ -16,7 +16,7 @@ FEWEST = 24
 DEEPEST = 4
 """Traits that a class has at most."""
 
-GAIN = 0.03
+GAIN = 0.1
 """Least part by which a split has to narrow the mean band, on a logarithmic scale."""
 
 LEAST = 0.002
