@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel import DeadlockError, InputError, PerfmodelError, engine
+from perfmodel import DeadlockError, InputError, PerfmodelError, run
 from perfmodel.engine import makespan, simulate, timeline
 from perfmodel.graph import GraphBuilder, Ids, OpGraph
 
@@ -890,9 +890,9 @@ def test_a_cycle_without_lag_is_named(compiled: bool | None) -> None:
     b.edge(ops[2], ops[0])
     graph = b.made(before)
     cycle = r"cycle: 'op\[0\]' -> 'op\[1\]' -> 'op\[2\]' -> 'op\[0\]'"
-    for run in (simulate, timeline, makespan):
+    for start in (simulate, timeline, makespan):
         with pytest.raises(InputError, match=cycle):
-            run(graph, compiled=compiled)
+            start(graph, compiled=compiled)
 
 
 def test_work_that_takes_no_time_for_ever_is_refused_by_name() -> None:
@@ -984,8 +984,8 @@ def test_a_staggered_op_needs_a_group() -> None:
 
 def test_a_group_that_starves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op of better priority that never stops leaves nothing of the slot to the other."""
-    monkeypatch.setattr(engine, "STARVED", 10)
-    monkeypatch.setattr(engine, "_INSTANTS", 100)
+    monkeypatch.setattr(run, "STARVED", 10)
+    monkeypatch.setattr(run, "_INSTANTS", 100)
     b = GraphBuilder()
     device, line = b.slots("device", (2,)), b.slots("line", (1,))
     greedy = b.ops("greedy", (2,), seconds=1.0, slot=line[0], priority=0)
