@@ -268,8 +268,8 @@ def _cluster(
         return Link(
             link.bandwidth_bytes_per_s
             if bandwidth_bytes_per_s is None
-            else number("bandwidth", bandwidth_bytes_per_s, above=0.0),
-            link.latency_s if latency_s is None else number("latency", latency_s),
+            else number("bandwidth_bytes_per_s", bandwidth_bytes_per_s, above=0.0),
+            link.latency_s if latency_s is None else number("latency_s", latency_s),
             link.efficiency,
         )
 

@@ -13,9 +13,11 @@ import perfmodel
 PACKAGE = Path(perfmodel.__file__).parent
 
 ORDER: tuple[tuple[str, ...], ...] = (
+    ("limits",),
     ("errors",),
     ("units", "provenance", "algebra", "scaling", "uncertainty"),
-    ("files", "tables"),
+    ("files",),
+    ("tables",),
     ("profile", "measurements"),
     ("workload",),
     ("device", "cluster"),

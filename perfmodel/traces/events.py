@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.errors import InputError
+from perfmodel.files import ready
 
 MODULE = "nn.Module: "
 """How names of events begin that are calls of a module (``with_modules`` or ``with_stack``)."""
@@ -132,8 +133,8 @@ def _bytes(path: Path) -> bytes:
 def _decode(data: bytes, name: str) -> _File:
     try:
         if data.lstrip()[:1] == b"[":
-            return _File(msgspec.json.decode(data, type=list[_Event]))
-        return msgspec.json.decode(data, type=_File)
+            return _File(msgspec.json.decode(data, type=ready(list[_Event])))
+        return msgspec.json.decode(data, type=ready(_File))
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except msgspec.ValidationError as error:
