@@ -53,6 +53,10 @@ class InputError(PerfmodelError, ValueError):
     """The user gave something that cannot be used; the text is one line that says what to do."""
 
 
+class TooLargeError(InputError):
+    """A job takes more to simulate than is allowed; the text says what, and how to go on."""
+
+
 class DeadlockError(PerfmodelError, RuntimeError):
     """The op graph stopped although work is left; the text names ops that wait for each other."""
 

@@ -18,10 +18,11 @@ class Limits(NamedTuple):
 
 
 LIMITS: Mapping[str, Limits] = {
-    "bytes_per_s": Limits(1e-3, 1e18),
+    "bytes_per_s": Limits(1e-3, 1e30),
     "flop_per_s": Limits(1.0, 1e24),
     "samples_per_s": Limits(1e-9, 1e15),
     "per_byte_s": Limits(1e-21, 1e9),
+    "s_per_byte": Limits(1e-21, 1e9),
     "bytes": Limits(1e-3, 1e18),
     "flop": Limits(1.0, 1e24),
     "s": Limits(1e-12, 1e9),

@@ -30,6 +30,14 @@ def read_whole(text: str, flag: str) -> int:
         raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
 
 
+def read_number(text: str, flag: str) -> float:
+    """Read a number, or inf."""
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{flag}: expected a number, got {text!r}") from None
+
+
 def read_quantity(dimension: str) -> Reader:
     """Read text with a unit as SI."""
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perfmodel import files
 from perfmodel.errors import InputError, PerfmodelError, unknown_name
-from perfmodel.files import ready
 
 if TYPE_CHECKING:
     from typing import Self
@@ -124,7 +124,7 @@ class Connection:
         """The next message, as ``kind``."""
         message = self.receive_message()
         try:
-            return msgspec.json.decode(message, type=ready(kind))
+            return msgspec.json.decode(message, type=files.ready(kind))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self.no_message() from None
 
