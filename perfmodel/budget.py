@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from perfmodel import architectures
 from perfmodel.errors import InputError, TooLargeError
 from perfmodel.graph import MOST, Choice, OpGraph, bounded
 from perfmodel.job import Job
@@ -29,6 +30,9 @@ OP_S, OP_BYTES = 1e-6, 1200.0
 ALTERNATIVE = 0.2
 """What a route that an operation may choose counts, in operations."""
 
+MOST_LOOKED_AT = 1000
+"""Workers whose speeds are looked at; of more, the first."""
+
 SAMPLES = (8, 16, 32)
 """Workers of the smaller graphs."""
 
@@ -37,7 +41,7 @@ class Cost(msgspec.Struct, frozen=True):
     """What a simulation takes: operations of the graph, and rounds."""
 
     graph_ops: float
-    rounds: int
+    rounds: float
 
     @property
     def ops(self) -> float:
@@ -85,17 +89,30 @@ def built(
         if most == MOST:
             raise
         raise _too_large(job, Cost(float(most), STEADY_ROUNDS), max_ops, known=False) from None
-    cost = cost_of(graph) if graph is not None else expected
+    cost = cost_of(graph, job) if graph is not None else expected
     if graph is None or cost is None or cost.ops > max_ops:
         raise _too_large(job, cost or Cost(float(most), STEADY_ROUNDS), max_ops)
     return graph
 
 
-def cost_of(graph: OpGraph) -> Cost:
-    """What it takes to simulate a graph."""
+def ahead(job: Job) -> float:
+    """Iterations of all workers in a round, in which each ends one: per worker, on average.
+
+    More than one where nothing holds fast workers back.
+    """
+    architecture, _ = architectures.find(job.architecture)
+    if not architecture.asynchronous(job.options) or getattr(job.options, "sync", "") == "ssp":
+        return 1.0
+    slowest = {*range(min(job.workers, MOST_LOOKED_AT)), *(s.worker for s in job.stragglers)}
+    slowdowns = [job.slowdown(worker) for worker in slowest]
+    return max(slowdowns) * sum(1.0 / each for each in slowdowns) / len(slowdowns)
+
+
+def cost_of(graph: OpGraph, job: Job) -> Cost:
+    """What it takes to simulate the graph of a job."""
     choices = [rule for rule in graph.rules if isinstance(rule, Choice)]
     routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
-    rounds = RANDOM_ROUNDS if graph.random else STEADY_ROUNDS
+    rounds = (RANDOM_ROUNDS if graph.random else STEADY_ROUNDS) * ahead(job)
     return Cost(graph.n_ops + ALTERNATIVE * routes, rounds)
 
 
@@ -108,7 +125,7 @@ def _expected(job: Job, build: Callable[[Job], OpGraph]) -> Cost | None:
             graph = build(msgspec.structs.replace(job, workers=workers, stragglers=stragglers))
         except (InputError, IndexError):
             return None
-        costs.append(cost_of(graph))
+        costs.append(cost_of(graph, job))
     square = np.polyfit(SAMPLES, [cost.graph_ops for cost in costs], 2)
     ops = max(float(np.polyval(square, job.workers)), costs[-1].graph_ops)
     return Cost(ops, costs[-1].rounds)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 
-from perfmodel.limits import MOST_WHOLE, limits_of
+from perfmodel.limits import MOST_WHOLE, SPEED, limits_of
 
 LONGEST_QUOTE, LONGEST_MESSAGE = 100, 4000
 """Characters that a message quotes in one piece, and has in all; what is longer is cut."""
@@ -120,6 +120,12 @@ def number(
     if most is not None and value > most:
         raise InputError(f"{name}: must be at most {most:g}, got {value:g}")
     return float(value)
+
+
+def speed_ratio(name: str, value: object) -> float:
+    """Return how many times faster or slower a device is, if that can be, else raise InputError."""
+    number(name, value, above=0.0)
+    return number(name, value, at_least=SPEED.least, at_most=SPEED.most)
 
 
 def whole_number(

@@ -32,6 +32,9 @@ LIMITS: Mapping[str, Limits] = {
 PLAIN = Limits(1e-9, 1e9)
 """Of numbers without a unit."""
 
+SPEED = Limits(1e-4, 1e4)
+"""Of how many times faster or slower one device is than another of the same kind."""
+
 MOST_WHOLE = 10**9
 """Of a whole number that has no limit of its own."""
 

@@ -25,7 +25,7 @@ def test_the_size_of_a_graph_is_known_without_building_it(
     arch: str, stragglers: tuple[Straggler, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = job(arch, 80, stragglers=stragglers, start="staggered")
-    exact = budget.cost_of(build_graph(one))
+    exact = budget.cost_of(build_graph(one), one)
     built = architectures.find(one.architecture)[0].build
     expected = budget._expected(one, built)
     assert expected is not None
@@ -49,7 +49,7 @@ def test_what_is_suggested_is_enough() -> None:
     one = job("asp", 16)
     with pytest.raises(InputError) as error:
         predict(one, max_ops=1000)
-    suggested = float(str(error.value).partition("--max-ops ")[2].split()[0])
+    suggested = float(str(error.value).rpartition("--max-ops ")[2].split()[0])
     assert predict(one, max_ops=suggested).fidelity == "fine"
     assert build_graph(one, max_ops=suggested).n_ops == build_graph(one).n_ops
 

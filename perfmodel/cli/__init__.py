@@ -21,7 +21,7 @@ from perfmodel.cli.predict import compare, explain, predict, sweep
 from perfmodel.cli.profile import profile
 from perfmodel.cli.traces import import_
 from perfmodel.cli.validate import validate
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import PerfmodelError, message
 
 
 @click.group(
@@ -72,7 +72,6 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str) -> NoReturn:
-    line = " ".join(message.split())
-    click.echo(f"perfmodel: error: {line}", err=True)
+def _fail(text: str) -> NoReturn:
+    click.echo(f"perfmodel: error: {message(text)}", err=True)
     sys.exit(2)
