@@ -10,12 +10,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from perfmodel.errors import InputError, nearest, plain
 from perfmodel.units import dimension_of, parse, show
+
+if TYPE_CHECKING:
+    from gzip import GzipFile
 
 K = TypeVar("K")
 T = TypeVar("T", bound=msgspec.Struct)
@@ -51,10 +54,22 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     InputError : it cannot be read, or has more than ``most`` bytes.
     """
     with _told(path, "read"), Path(path).open("rb") as file:
-        data = file.read(most + 1)
+        return beginning(file, most, str(path))
+
+
+def beginning(file: IO[bytes] | GzipFile, most: int, name: str) -> bytes:
+    """All that a file holds, without room for more.
+
+    Raises
+    ------
+    InputError : it holds more than ``most`` bytes.
+    """
+    data = bytearray()
+    while len(data) <= most and (part := file.read(2**20)):
+        data += part
     if len(data) > most:
-        raise InputError(f"{path}: is too large: at most {show(most, 'bytes')}")
-    return data
+        raise InputError(f"{name}: is too large: at most {show(most, 'bytes')}")
+    return bytes(data)
 
 
 def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = False) -> T:

@@ -137,7 +137,8 @@ def command_lines(r: Random, valid: Sequence[Sequence[str]]) -> list[str]:
     flags = sorted({word for line in valid for word in line if word.startswith("--")})
     odd = [value for value in map(str, ODD) if "\0" not in value and value not in ("/", "../x")]
     for _ in range(r.choice((1, 1, 2, 3))):
-        at = r.randint(1, len(words) - 1) if len(words) > 1 else 0
+        values = [i for i, word in enumerate(words) if i and not word.startswith("-")]
+        at = r.choice(values if values and r.random() < 0.9 else range(len(words)))
         what = r.choice(("odd", "odd", "scaled", "scaled", "scaled", "gone", "flag", "part"))
         if what == "gone" and len(words) > 1:
             del words[at]

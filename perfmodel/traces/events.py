@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.errors import InputError, plain
-from perfmodel.files import read_bytes, ready
-from perfmodel.units import show
+from perfmodel.files import beginning, read_bytes, ready
 
 MOST_BYTES = 2**30
 """Size of a trace, unpacked."""
@@ -141,12 +140,9 @@ def _bytes(path: Path) -> bytes:
     most = min(max(MOST_PACKED * len(data), LEAST_BYTES), MOST_BYTES)
     try:
         with gzip.open(BytesIO(data)) as file:
-            unpacked = file.read(most + 1)
+            return beginning(file, most, f"{path}, unpacked,")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: cut off or damaged (gzip): {error}") from None
-    if len(unpacked) > most:
-        raise InputError(f"{path}: is too large unpacked: at most {show(most, 'bytes')}")
-    return unpacked
 
 
 def _decode(data: bytes, name: str) -> _File:
