@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel import architectures
 from perfmodel.errors import InputError, TooLargeError
-from perfmodel.graph import MOST, Choice, OpGraph, bounded
+from perfmodel.graph import MOST, Choice, OpGraph, Quantum, bounded
 from perfmodel.job import Job
 
 MOST_OPS = 50_000_000
@@ -113,7 +113,12 @@ def cost_of(graph: OpGraph, job: Job) -> Cost:
     choices = [rule for rule in graph.rules if isinstance(rule, Choice)]
     routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
     rounds = (RANDOM_ROUNDS if graph.random else STEADY_ROUNDS) * ahead(job)
-    return Cost(graph.n_ops + ALTERNATIVE * routes, rounds)
+    turns = sum(
+        float((graph.op_bytes[rule.ops] / rule.bytes).sum())
+        for rule in graph.rules
+        if isinstance(rule, Quantum)
+    )
+    return Cost(graph.n_ops + turns + ALTERNATIVE * routes, rounds)
 
 
 def _expected(job: Job, build: Callable[[Job], OpGraph]) -> Cost | None:

@@ -15,7 +15,7 @@ from perfmodel.workload import Workload, expanded, handing_over
 
 SCHEMA = "perfmodel.job/1"
 
-MOST_WORKERS = 1_000_000
+MOST_WORKERS = 200_000
 """Workers of one job; more is taken for a slip of the keyboard."""
 
 MOST_SEED = 2**63 - 1
