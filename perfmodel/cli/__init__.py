@@ -9,6 +9,7 @@ import gc
 import io
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -48,6 +49,10 @@ for _command in COMMANDS:
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one line and exit code 2."""
     gc.set_threshold(100_000)  # one short run: collecting often would only cost time
+    if sys.stderr is None:  # closed by whoever started this
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if sys.stdout is None:
+        _fail("standard output: is closed")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer

@@ -140,7 +140,7 @@ def _bytes(path: Path) -> bytes:
     most = min(max(MOST_PACKED * len(data), LEAST_BYTES), MOST_BYTES)
     try:
         with gzip.open(BytesIO(data)) as file:
-            return beginning(file, most, f"{path}, unpacked,")
+            return beginning(file, most, f"{path} unpacked")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: cut off or damaged (gzip): {error}") from None
 
