@@ -139,6 +139,8 @@ def quantity(
     """
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, np.ndarray):
+        if not np.issubdtype(value.dtype, np.number):
+            raise InputError(f"{name}: expected numbers everywhere, got {value.dtype}")
         if not (np.isfinite(value) & (value >= at_least) & (value <= at_most)).all():
             limit = "" if at_most == math.inf else f" and at most {at_most:g}"
             raise InputError(f"{name}: must be finite, at least {at_least:g}{limit} everywhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -9,8 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from perfmodel import architectures, catalogue, coarse, fine
+from perfmodel.budget import MOST_OPS
 from perfmodel.cluster import Cluster, Link
-from perfmodel.errors import InputError, number, unknown_name, whole_number
+from perfmodel.errors import InputError, TooLargeError, number, unknown_name, whole_number
 from perfmodel.fine import build_graph
 from perfmodel.intervals import with_interval
 from perfmodel.job import Jitter, Job, Start, Straggler
@@ -30,6 +32,9 @@ MOST_ITERATIONS = 1_000_000
 
 TOLERANCE = 0.05
 """Error that *auto* puts up with in nine of ten coarse predictions (fraction of the iteration)."""
+
+MOST_MAX_OPS = 1e15
+"""Largest ``max_ops`` but infinity: as much as a core simulates in thirty years."""
 
 Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
@@ -116,6 +121,7 @@ def predict(
     epochs: int | None = None,
     rel_ci: float = REL_CI,
     iterations: int | None = None,
+    max_ops: float = MOST_OPS,
     progress: Progress | None = None,
 ) -> Prediction:
     """Predict how fast ``job`` trains.
@@ -131,18 +137,23 @@ def predict(
         of its throughput.
     iterations : predict the first so many iterations of a run instead of the long run: until each
         worker has ended them, with the transient that they begin with. Needs *fine*.
+    max_ops : operations that a simulation may take, which *fine* refuses to exceed and where *auto*
+        goes back to coarse; inf for no limit.
     progress : called with (done, expected) while a job is simulated.
 
     Raises
     ------
     InputError : an unknown ``fidelity``; ``tolerance`` or ``rel_ci`` not in (0, 1]; ``epochs``
         without ``dataset_size``, or either below 1; ``iterations`` not in 1 to MOST_ITERATIONS, or
-        with ``dataset_size`` or a fidelity other than *fine*.
+        with ``dataset_size`` or a fidelity other than *fine*; a simulation takes more than
+        ``max_ops``.
     """
     if fidelity not in FIDELITIES:
         raise unknown_name("fidelity", fidelity, FIDELITIES)
     number("tolerance", tolerance, above=0.0, at_most=1.0)
     number("rel_ci", rel_ci, above=0.0, at_most=1.0)
+    if max_ops != math.inf:
+        number("max_ops", max_ops, at_least=1.0, at_most=MOST_MAX_OPS)
     totals = Totals(dataset_size, epochs)
     if iterations is not None:
         whole_number("iterations", iterations, at_most=MOST_ITERATIONS)
@@ -152,29 +163,40 @@ def predict(
             raise InputError("iterations: epochs are of the long run; leave out dataset_size")
     job = with_layers(job)
     if fidelity == "auto":
-        answer = _as_needed(job, totals, tolerance, rel_ci, progress)
+        answer = _as_needed(job, totals, tolerance, rel_ci, max_ops, progress)
     elif fidelity == "coarse":
         answer = coarse.predict(job, totals)
     else:
-        answer = fine.predict(job, totals, rel_ci=rel_ci, iterations=iterations, progress=progress)
+        how: dict[str, Any] = {"rel_ci": rel_ci, "iterations": iterations, "max_ops": max_ops}
+        answer = fine.predict(job, totals, **how, progress=progress)
     return with_interval(job, answer)
 
 
 def _as_needed(
-    job: Job, totals: Totals, tolerance: float, rel_ci: float, progress: Progress | None
+    job: Job,
+    totals: Totals,
+    tolerance: float,
+    rel_ci: float,
+    max_ops: float,
+    progress: Progress | None,
 ) -> Prediction:
-    """The coarse prediction where its error band is narrow enough, else the fine one."""
+    """The coarse prediction where its error band is narrow enough, else the fine one.
+
+    The coarse one also where a simulation would take more than ``max_ops``, with a note.
+    """
     asked = f"asked for within {tolerance:.1%}"
     expected = coarse.error_band(job)
     if expected.p90 is not None and expected.p90 <= tolerance:
         answer = coarse.predict(job, totals)
         why = f"coarse: {expected.text}; {asked}"
-    else:
-        answer = fine.predict(job, totals, rel_ci=rel_ci, progress=progress)
+        return answer.changed(notes=(*answer.notes, why))
+    try:
+        answer = fine.predict(job, totals, rel_ci=rel_ci, max_ops=max_ops, progress=progress)
         why = f"fine, because coarse is not enough: {expected.text}; {asked}"
-    noted = msgspec.structs.replace(answer, notes=(*answer.notes, why))
-    noted.__dict__.update(answer.__dict__)
-    return noted
+    except TooLargeError as error:
+        answer = coarse.predict(job, totals)
+        why = f"coarse, although not enough: {expected.text}; {asked}; but {error}"
+    return answer.changed(notes=(*answer.notes, why))
 
 
 def _workload(
@@ -268,8 +290,8 @@ def _cluster(
         return Link(
             link.bandwidth_bytes_per_s
             if bandwidth_bytes_per_s is None
-            else number("bandwidth", bandwidth_bytes_per_s, above=0.0),
-            link.latency_s if latency_s is None else number("latency", latency_s),
+            else number("bandwidth_bytes_per_s", bandwidth_bytes_per_s, above=0.0),
+            link.latency_s if latency_s is None else number("latency_s", latency_s),
             link.efficiency,
         )
 
@@ -283,4 +305,4 @@ def _cluster(
     return msgspec.structs.replace(base, nic=changed(base.nic), overrides=overrides, collectives=())
 
 
-__all__ = ["REL_CI", "TOLERANCE", "build_graph", "make_job", "predict"]
+__all__ = ["MOST_OPS", "REL_CI", "TOLERANCE", "build_graph", "make_job", "predict"]

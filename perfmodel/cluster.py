@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from perfmodel import files
-from perfmodel.errors import InputError, number, whole_number
+from perfmodel.errors import InputError, number, speed_ratio, whole_number
 from perfmodel.provenance import Source
 
 SCHEMA = "perfmodel.cluster/1"
@@ -67,7 +67,7 @@ class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         whole_number("node", self.node, at_least=0)
-        number("speed", self.speed, above=0.0)
+        speed_ratio("speed", self.speed)
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -55,6 +55,7 @@ ROUNDING = 1e-12
 """Seconds, and variances, below this are none."""
 
 RAREST = 1e-6
+MOST_STALE = 1_000_000
 """Share of a staleness below which it is left out."""
 
 SERVERS = ("servers",)
@@ -252,6 +253,10 @@ def _spread_out(mean: float, variance: float) -> dict[int, float]:
 
     shape, scale = mean**2 / variance, variance / mean
     top = int(stats.gamma.ppf(1.0 - RAREST, shape, scale=scale)) + 1
+    if top > MOST_STALE:
+        raise InputError(
+            f"staleness: about {mean:.3g} updates, at most {MOST_STALE:g}: workers differ too much"
+        )
     edges = stats.gamma.cdf(np.arange(top + 1) + 0.5, shape, scale=scale)
     shares = np.diff(np.concatenate([[0.0], edges]))
     shares /= shares[shares > RAREST].sum()

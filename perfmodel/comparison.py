@@ -198,6 +198,7 @@ def compare(
     fidelity: api.Fidelity = "fine",
     tolerance: float = api.TOLERANCE,
     rel_ci: float = api.REL_CI,
+    max_ops: float = api.MOST_OPS,
     progress: Progress | None = None,
 ) -> Comparison:
     """Put jobs, or predictions of them, side by side.
@@ -205,7 +206,7 @@ def compare(
     Parameters
     ----------
     names : of each of them; without, made of what differs.
-    fidelity, tolerance, rel_ci : see :func:`perfmodel.predict`.
+    fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
     progress : called with (done, all) after each job.
 
     Raises
@@ -226,10 +227,16 @@ def compare(
     called = list(names) if names is not None else None
     if called is not None and (len(called) != len(given) or len(set(called)) != len(given)):
         raise InputError(f"names: expected {len(given)} different ones, got {called}")
+    how: dict[str, Any] = {
+        "fidelity": fidelity,
+        "tolerance": tolerance,
+        "rel_ci": rel_ci,
+        "max_ops": max_ops,
+    }
     predictions = []
     for done, job in enumerate(given, 1):
         if not isinstance(job, Prediction):
-            job = api.predict(job, fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci)
+            job = api.predict(job, **how)
         predictions.append(job)
         if progress is not None:
             progress(done, len(given))

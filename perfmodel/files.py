@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from perfmodel.errors import InputError, nearest
-from perfmodel.units import dimension_of, parse
+from perfmodel.errors import InputError, nearest, plain
+from perfmodel.units import dimension_of, parse, show
 
+if TYPE_CHECKING:
+    from gzip import GzipFile
+
+K = TypeVar("K")
 T = TypeVar("T", bound=msgspec.Struct)
+
+MOST_BYTES = 64 * 10**6
+"""Size of an input file; more is taken for a file of another kind."""
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
 _NOT_A_CHOICE = re.compile(r"Invalid enum value (?P<given>.*)")
@@ -27,15 +39,37 @@ def read(path: str | Path, kind: type[T], schema: str) -> T:
 
     Raises
     ------
-    InputError : missing, unreadable or truncated file, other schema, unknown key, wrong type,
+    InputError : missing, unreadable, truncated or huge file, other schema, unknown key, wrong type,
         value out of range; the text begins with the file and the place in it.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror or error}") from None
-    return decode(data, kind, schema, name=str(path), toml=path.suffix == ".toml")
+    toml = str(path).endswith(".toml")
+    return decode(read_bytes(path), kind, schema, name=str(path), toml=toml)
+
+
+def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """What a file holds.
+
+    Raises
+    ------
+    InputError : it cannot be read, or has more than ``most`` bytes.
+    """
+    with _told(path, "read"), Path(path).open("rb") as file:
+        return beginning(file, most, str(path))
+
+
+def beginning(file: IO[bytes] | GzipFile, most: int, name: str) -> bytes:
+    """All that a file holds, without room for more.
+
+    Raises
+    ------
+    InputError : it holds more than ``most`` bytes.
+    """
+    data = bytearray()
+    while len(data) <= most and (part := file.read(2**20)):
+        data += part
+    if len(data) > most:
+        raise InputError(f"{name}: is too large: at most {show(most, 'bytes')}")
+    return bytes(data)
 
 
 def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = False) -> T:
@@ -55,7 +89,7 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
     if found != schema:
         raise InputError(f"{name}: schema: expected {schema!r}, got {found!r}")
     try:
-        return msgspec.convert(_with_units(raw, ""), kind)
+        return msgspec.convert(_with_units(raw, ""), ready(kind))
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except InputError as error:
@@ -64,33 +98,113 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
         raise InputError(f"{name}: {_located(str(error), kind)}") from None
 
 
+def ready(kind: K) -> K:
+    """``kind``, as msgspec can decode it in several threads at once.
+
+    msgspec builds what it knows of a type when it first decodes one, and is not made for two
+    threads that do so at the same time: the process may crash. So that happens here, in one thread.
+    """
+    if kind not in _READY:
+        with _BUILDING:
+            msgspec.json.Decoder(kind)
+            _READY.add(kind)
+    return kind
+
+
+_READY: set[Any] = set()
+_BUILDING = threading.Lock()
+
+
 def write(path: str | Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` whole or not at all.
+    """Write ``data`` to ``path``, following links.
+
+    A file is written whole or not at all, and keeps its mode and owner. What is no regular file (a
+    device, a pipe) is written to as it is.
 
     Raises
     ------
     InputError : the place cannot be written.
     """
-    if not str(path):
-        raise InputError("cannot write: the file has no name")
-    import tempfile  # brings in much that reading does not need
+    with _told(path, "write"):
+        old = _status(path)
+        if (old is not None and not stat.S_ISREG(old.st_mode)) or _of_a_process(path):
+            with Path(path).open("wb", buffering=0) as file:
+                _write_all(file.fileno(), data)
+            return
+        place = Path(os.path.realpath(path))
+        temporary = _beside(place)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            try:
+                _write_all(handle, data)
+                if old is not None:
+                    with suppress(OSError):  # only the administrator may give files away
+                        os.fchown(handle, old.st_uid, old.st_gid)
+                    os.fchmod(handle, stat.S_IMODE(old.st_mode))
+            finally:
+                os.close(handle)
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
 
-    path = Path(path)
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a place that :func:`write` could not write, before work is done for it.
+
+    Raises
+    ------
+    InputError : it is a folder, or in no folder where files can be made.
+    """
+    with _told(path, "write"):
+        old = _status(path)
+        if old is not None and stat.S_ISDIR(old.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if (old is not None and not stat.S_ISREG(old.st_mode)) or _of_a_process(path):
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        temporary = _beside(Path(os.path.realpath(path)))
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        temporary.unlink()
+
+
+@contextmanager
+def _told(path: str | Path, what: str) -> Iterator[None]:
+    """Tell what of a file fails; a name with a null byte is no OSError to Python."""
+    if not str(path):
+        raise InputError(f"cannot {what}: the file has no name")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        yield
     except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror or error}") from None
+        raise InputError(f"{path}: cannot {what}: {error.strerror or error}") from None
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{path}: cannot {what}: {error}") from None
+
+
+def _status(path: str | Path) -> os.stat_result | None:
+    """What is there behind all links; None for nothing yet."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror or error}") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        return Path(path).stat()
+    except FileNotFoundError:
+        return None
+
+
+def _of_a_process(path: str | Path) -> bool:
+    """Whether a name stands for what a process has open, such as /dev/stdout."""
+    return os.path.realpath(Path(path).parent).startswith(("/dev", "/proc"))
+
+
+def _beside(place: Path) -> Path:
+    """A name for a temporary file in the same folder."""
+    return place.parent / f".perfmodel-{os.urandom(6).hex()}"
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left) :]
 
 
 def looks_like_path(text: str) -> bool:
@@ -105,7 +219,10 @@ def _toml(data: bytes) -> Any:
 
 
 def _with_units(value: Any, place: str) -> Any:
-    """Replace text such as "10Gbps" by its SI value in every field whose name ends in a unit."""
+    """Replace text such as "10Gbps" by its SI value in every field whose name ends in a unit.
+
+    Control characters in other text become escapes.
+    """
     if isinstance(value, list):
         # long lists of numbers are the bulk of a profile and carry no text
         if value and isinstance(value[0], (dict, list, str)):
@@ -113,7 +230,7 @@ def _with_units(value: Any, place: str) -> Any:
         return value
     if isinstance(value, str):
         dimension = dimension_of(place.rpartition(".")[2].partition("[")[0])
-        return parse(value, dimension, place) if dimension else value
+        return parse(value, dimension, place) if dimension else plain(value)
     if not isinstance(value, dict):
         return value
     out = {}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from perfmodel import architectures, particulars
+from perfmodel import architectures, budget, particulars
 from perfmodel.architectures._workers import CORES, alike
 from perfmodel.bottlenecks import bottleneck, chrome_trace
 from perfmodel.engine import first_iterations, simulate, timeline
@@ -23,15 +24,19 @@ ROUNDING = 1e-9
 """Idle fractions below this are none."""
 
 
-def build_graph(job: Job, *, fold: bool = False) -> OpGraph:
+def build_graph(job: Job, *, fold: bool = False, max_ops: float = math.inf) -> OpGraph:
     """The op graph of a job.
 
     With ``fold``, one worker stands for all where these do the same at the same time and the
     architecture knows how; the answer is the same, and takes the time of one worker.
+
+    Raises
+    ------
+    TooLargeError : a simulation takes more than ``max_ops`` operations (:mod:`perfmodel.budget`).
     """
     architecture, _ = architectures.find(job.architecture)
-    folded = architecture.fold(job) if fold and architecture.fold and alike(job) else None
-    return folded if folded is not None else architecture.build(job)
+    folded = architecture.fold if fold and alike(job) else None
+    return budget.built(job, architecture.build, max_ops, folded)
 
 
 def predict(
@@ -40,6 +45,7 @@ def predict(
     *,
     rel_ci: float,
     iterations: int | None = None,
+    max_ops: float = budget.MOST_OPS,
     progress: Progress | None = None,
 ) -> Prediction:
     """Predict how fast ``job`` trains, by simulating it.
@@ -49,9 +55,14 @@ def predict(
     rel_ci : half-width of the confidence interval that a random job is simulated to, as a fraction
         of its throughput.
     iterations : measure the first so many iterations; None for the long run.
+    max_ops : operations that the simulation may take.
     progress : called with (done, expected) while a job is simulated.
+
+    Raises
+    ------
+    TooLargeError : it takes more than ``max_ops``.
     """
-    graph = build_graph(job, fold=True)
+    graph = build_graph(job, fold=True, max_ops=max_ops)
     if iterations is None:
         run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
     else:
@@ -86,12 +97,12 @@ def predict(
         utilisation=_utilisation(graph, run),
         bottleneck=bottleneck(graph, run),
     )
-    answer.__dict__["trace"] = lambda: _trace(job)
+    answer.__dict__["trace"] = functools.partial(_trace, job, max_ops)
     return answer
 
 
-def _trace(job: Job) -> list[dict[str, Any]]:
-    graph = build_graph(job)
+def _trace(job: Job, max_ops: float) -> list[dict[str, Any]]:
+    graph = build_graph(job, max_ops=max_ops)
     return chrome_trace(graph, timeline(graph, seed=job.seed, first=2, iterations=2))
 
 

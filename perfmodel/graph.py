@@ -14,14 +14,16 @@ and hands back their ids in the same shape, so that edges are written by slicing
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.errors import InputError
+from perfmodel.errors import InputError, TooLargeError
 
 Ids = NDArray[np.int64]
 Refs = NDArray[np.int32]
@@ -46,6 +48,19 @@ CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
 """What one may wait for. Every op and slot names the cause it is to those who wait for it."""
 
 Distribution = Literal["lognormal", "gamma"]
+
+
+_most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
+
+
+@contextmanager
+def bounded(most: int) -> Iterator[None]:
+    """Let builders refuse graphs of more than ``most`` ops as soon as they see them coming."""
+    token = _most_ops.set(most)
+    try:
+        yield
+    finally:
+        _most_ops.reset(token)
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -721,10 +736,11 @@ class GraphBuilder:
     def _new(self, kind: str, label: str, shape: tuple[int, ...], axes: tuple[Axis, ...]) -> Ids:
         first = self._count[kind]
         size = math.prod(shape)
-        if first + size > MOST:
-            raise InputError(
+        most = min(MOST, _most_ops.get()) if kind == "op" else MOST
+        if first + size > most:
+            raise TooLargeError(
                 f"the job is too large to simulate: {first + size} {kind}s with {label!r}, "
-                f"at most {MOST}"
+                f"at most {most}"
             )
         self._count[kind] = first + size
         self._blocks[kind].append(Block(label, first, shape, axes))

@@ -25,8 +25,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import msgspec
-
 from perfmodel import architectures
 from perfmodel.job import Job
 from perfmodel.prediction import Interval, Prediction
@@ -164,9 +162,7 @@ def with_interval(job: Job, found: Prediction) -> Prediction:
         parts=parts,
         text=_text(job, parts, slow),
     )
-    answer = msgspec.structs.replace(found, interval=interval)
-    answer.__dict__.update(found.__dict__)
-    return answer
+    return found.changed(interval=interval)
 
 
 def _text(job: Job, parts: Uncertainty, slow: bool) -> str:

@@ -10,14 +10,17 @@ import msgspec
 from perfmodel import files
 from perfmodel.algebra import NO_SPREAD
 from perfmodel.cluster import Cluster, Handover
-from perfmodel.errors import InputError, number, unknown_name, whole_number
+from perfmodel.errors import InputError, number, speed_ratio, unknown_name, whole_number
 from perfmodel.provenance import Assumption
 from perfmodel.workload import Workload, expanded, handing_over
 
 SCHEMA = "perfmodel.job/1"
 
-MOST_WORKERS = 1_000_000
+MOST_WORKERS = 200_000
 """Workers of one job; more is taken for a slip of the keyboard."""
+
+MOST_SEED = 2**63 - 1
+"""Largest seed."""
 
 MOST_JITTER = 10.0
 """Coefficient of variation beyond which no iteration time is like another."""
@@ -78,7 +81,7 @@ class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         whole_number("straggler worker", self.worker, at_least=0)
-        number("straggler factor", self.factor, above=0.0)
+        speed_ratio("straggler factor", self.factor)
 
     @classmethod
     def parse(cls, text: str) -> Straggler:
@@ -123,7 +126,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         whole_number("workers", self.workers, at_most=MOST_WORKERS)
-        whole_number("seed", self.seed, at_least=0)
+        whole_number("seed", self.seed, at_least=0, at_most=MOST_SEED)
         if self.start not in ("together", "staggered"):
             raise unknown_name("start", self.start, ("together", "staggered"))
         seen: set[int] = set()

@@ -16,6 +16,9 @@ from perfmodel.provenance import provenance
 from perfmodel.units import show
 from perfmodel.workload import expanded
 
+LEAST_STEP_S = 1e-12
+"""Least time that a worker computes in a step."""
+
 
 class Totals(msgspec.Struct, frozen=True):
     """How much is trained: samples per epoch and epochs, where known.
@@ -60,7 +63,17 @@ def of(job: Job, rate: float, totals: Totals) -> dict[str, Any]:
 
 
 def with_layers(job: Job) -> Job:
-    """The job with a coarse workload spread over layers, and a note that it was."""
+    """The job with a coarse workload spread over layers, and a note that it was.
+
+    Raises
+    ------
+    InputError : a step takes no time, so that no rate could be told.
+    """
+    if job.workload.compute_s + job.workload.data_loading_s < LEAST_STEP_S:
+        raise InputError(
+            f"workload {job.workload.name!r}: a step takes {job.workload.compute_s:g} s of "
+            f"computing; at least {LEAST_STEP_S:g} s"
+        )
     if job.workload.layers:
         return job
     fine = expanded(job.workload)

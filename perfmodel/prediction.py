@@ -207,6 +207,19 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     assumptions: tuple[Assumption, ...]
     provenance: Provenance
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What copies and pickles are made of: the fields, and the job to trace."""
+        return (*super().__reduce__()[:2], self.__dict__ or None)
+
+    def __copy__(self) -> Prediction:
+        return self.changed()
+
+    def changed(self, **fields: Any) -> Prediction:
+        """A copy with other values of some fields, which still can give its trace."""
+        copy = msgspec.structs.replace(self, **fields)
+        copy.__dict__.update(self.__dict__)
+        return copy
+
     def __repr__(self) -> str:
         return (
             f"Prediction({self.model} on {self.workers} x {self.device}, {self.architecture}: "

@@ -13,6 +13,9 @@ from perfmodel.provenance import Source
 
 SCHEMA = "perfmodel.workload/1"
 
+MOST_TENSORS = 100_000
+"""Tensors, or layers, of one model."""
+
 
 class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One parameter tensor, and so one gradient tensor: its name and size in bytes."""
@@ -50,7 +53,7 @@ class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         number("bytes", self.bytes, above=0.0)
-        whole_number("tensors", self.tensors)
+        whole_number("tensors", self.tensors, at_most=MOST_TENSORS)
         if self.largest_bytes is not None:
             number("largest_bytes", self.largest_bytes, above=0.0)
             if self.largest_bytes > self.bytes:
@@ -176,6 +179,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise InputError("a workload needs either layers or gradients, not both and not none")
         if self.layers and not any(layer.tensors for layer in self.layers):
             raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
+        whole_number("layers, counted", len(self.layers), at_least=0, at_most=MOST_TENSORS)
         if not self.timings:
             raise InputError("timings: at least one is needed")
         seen: set[tuple[str, str, int]] = set()

@@ -169,6 +169,7 @@ def sweep(
     fidelity: api.Fidelity = "auto",
     tolerance: float = api.TOLERANCE,
     rel_ci: float = api.REL_CI,
+    max_ops: float = api.MOST_OPS,
     progress: Progress | None = None,
     **arguments: Any,
 ) -> Sweep:
@@ -176,7 +177,7 @@ def sweep(
 
     Parameters
     ----------
-    fidelity, tolerance, rel_ci : see :func:`perfmodel.predict`.
+    fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
     progress : called with (done, all) after each job.
     arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
         ``batch_size``; each, and each of the ``options``, may be a list of values (``stragglers``:
@@ -193,11 +194,15 @@ def sweep(
     """
     found = grid(arguments)
     points, predictions, skipped = [], [], list(found.skipped)
+    how: dict[str, Any] = {
+        "fidelity": fidelity,
+        "tolerance": tolerance,
+        "rel_ci": rel_ci,
+        "max_ops": max_ops,
+    }
     for done, (point, job) in enumerate(zip(found.points, found.jobs, strict=True), 1):
         try:
-            predictions.append(
-                api.predict(job, fidelity=fidelity, tolerance=tolerance, rel_ci=rel_ci)
-            )
+            predictions.append(api.predict(job, **how))
             points.append(point)
         except InputError as error:
             skipped.append(Skipped(point, str(error)))

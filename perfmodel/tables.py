@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from perfmodel.errors import InputError, nearest, number, whole_number
+from perfmodel.errors import InputError, nearest, number, plain, whole_number
+from perfmodel.files import read_bytes
+from perfmodel.limits import MOST_WHOLE
 from perfmodel.units import dimension_of, parse
 
 
@@ -49,7 +51,7 @@ class Line(msgspec.Struct, frozen=True):
         *,
         at_least: float = 0.0,
         above: float | None = None,
-        at_most: float = math.inf,
+        at_most: float | None = None,
     ) -> float:
         """A cell as a number in range.
 
@@ -70,7 +72,7 @@ class Line(msgspec.Struct, frozen=True):
             value = parse(text, dimension, where)
         return number(where, value, at_least=at_least, above=above, at_most=at_most)
 
-    def whole(self, column: str, *, at_least: int = 1, at_most: int | None = None) -> int:
+    def whole(self, column: str, *, at_least: int = 1, at_most: int = MOST_WHOLE) -> int:
         """A cell as a whole number in range; 8.0 is one.
 
         Raises
@@ -120,12 +122,7 @@ def read(path: str | Path) -> Table:
     InputError : the file cannot be read, is empty or not UTF-8; a column without a name or with
         that of another; a line with more or fewer cells than there are columns.
     """
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror or error}") from None
-    return decode(data, name=str(path))
+    return decode(read_bytes(path), name=str(path))
 
 
 def decode(data: bytes, *, name: str) -> Table:
@@ -142,7 +139,7 @@ def decode(data: bytes, *, name: str) -> Table:
     begin = 1
     try:
         for row in reader:
-            cells = [cell.strip() for cell in row]
+            cells = [plain(cell.strip()) for cell in row]
             if any(cells):
                 rows.append((begin, cells))
             begin = reader.line_num + 1  # a quoted cell may go over several lines

@@ -6,9 +6,12 @@ Letter case matters, because ``b`` is a bit and ``B`` a byte.
 
 from __future__ import annotations
 
+import math
 import re
 
 from perfmodel.errors import InputError, nearest, number
+from perfmodel.limits import LIMITS
+from perfmodel.limits import dimension_of as dimension_of
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -73,22 +76,16 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
         said = f"unit {unit!r} does not fit" if unit else "a unit is missing"
         suggestion = f"; did you mean {hint!r}?" if hint else ""
         raise InputError(f"{name}: {said} in {text!r}{suggestion} (like {_EXAMPLES[dimension]})")
-    number(name, value, above=0.0 if dimension.endswith("_per_s") else None)
+    number(name, value, above=0.0 if dimension.endswith("_per_s") else None, at_most=math.inf)
     scale = units[unit]
     # dividing by an exact power of ten keeps 50us == 5e-05 where a product would be off by an ulp
-    return value / round(1.0 / scale) if scale < 1.0 else value * scale
-
-
-def dimension_of(field: str) -> str | None:
-    """The dimension that a name's suffix promises, or None.
-
-    >>> dimension_of("latency_s"), dimension_of("samples_per_s")
-    ('s', None)
-    """
-    for dimension in ("bytes_per_s", "flop_per_s", "bytes", "s"):
-        if field == dimension or field.endswith("_" + dimension):
-            return None if dimension == "s" and field.endswith("_per_s") else dimension
-    return None
+    found = value / round(1.0 / scale) if scale < 1.0 else value * scale
+    least, most = LIMITS[dimension]
+    if found > most:
+        raise InputError(f"{name}: must be at most {show(most, dimension)}, got {text!r}")
+    if value > 0.0 and found < least and dimension.endswith("_per_s"):
+        raise InputError(f"{name}: must be at least {show(least, dimension)}, got {text!r}")
+    return found
 
 
 def show(value: float, unit: str) -> str:

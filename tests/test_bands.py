@@ -98,7 +98,8 @@ def planted(number: int) -> list[Known]:
 def test_classes_are_split_by_what_tells_errors_apart() -> None:
     whole = grown(planted(400))
     assert whole.trait == "jitter"
-    having, lacking = (narrowest(whole, "g", has)[0] for has in (frozenset({"jitter"}), frozenset()))
+    traits: tuple[frozenset[str], ...] = (frozenset({"jitter"}), frozenset())
+    having, lacking = (narrowest(whole, "g", has)[0] for has in traits)
     assert having.p90 > 0.1 > 0.005 > lacking.p90
     assert having.jobs + lacking.jobs == whole.jobs == 200
 

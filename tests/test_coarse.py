@@ -758,12 +758,12 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
     "fraction": (
         "ring",
         {"workers": [2, 2.5]},
-        "workers: expected whole numbers of at least 1 and at most 1000000, got 2.5",
+        "workers: expected whole numbers of at least 1 and at most 200000, got 2.5",
     ),
     "too many": (
         "ring",
         {"workers": 1e300},
-        "workers: expected whole numbers of at least 1 and at most 1000000, got 1e+300",
+        "workers: expected whole numbers of at least 1 and at most 200000, got 1e+300",
     ),
     "words": ("ring", {"workers": "two"}, "workers: expected numbers, got 'two'"),
     "shapes": (

@@ -51,7 +51,7 @@ ARGUMENTS = {
     "predict --model resnte18":
         f"unknown model 'resnte18'; did you mean 'resnet18'? (known: {MODELS})",
     "predict --model zzz": f"unknown model 'zzz' (known: {MODELS})",
-    f"predict --model {'z' * 500}": f"unknown model '{'z' * 500}' (known: {MODELS})",
+    f"predict --model {'z' * 500}": f"unknown model '{'z' * 75}...{'z' * 25}' (known: {MODELS})",
     f"{JOB} --arch rnig":
         f"unknown architecture 'rnig'; did you mean 'ring'? (known: {ARCHITECTURES})",
     f"{JOB} --device v1000": f"unknown device 'v1000'; did you mean 'v100'? (known: {DEVICES})",

@@ -13,9 +13,11 @@ import perfmodel
 PACKAGE = Path(perfmodel.__file__).parent
 
 ORDER: tuple[tuple[str, ...], ...] = (
+    ("limits",),
     ("errors",),
     ("units", "provenance", "algebra", "scaling", "uncertainty"),
-    ("files", "tables"),
+    ("files",),
+    ("tables",),
     ("profile", "measurements"),
     ("workload",),
     ("device", "cluster"),
@@ -43,7 +45,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("engine", "architectures.*"),
     ("plot",),
     ("prediction", "bands"),
-    ("bottlenecks", "particulars"),
+    ("bottlenecks", "budget", "particulars"),
     ("fine", "coarse"),
     ("intervals",),
     ("api",),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from perfmodel import (
     predict,
     read_job,
 )
-from perfmodel.prediction import percentile
+from perfmodel.api import Fidelity
+from perfmodel.prediction import Prediction, percentile
 from tests.jobs import cluster, job, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
@@ -252,3 +256,22 @@ def test_a_job_may_be_made_of_numpy_numbers() -> None:
     inputs = predict(job, rel_ci=0.1).to_dict()["provenance"]["inputs"]
     assert inputs["jitter"]["cv"] == 0.1
     assert inputs["stragglers"][0]["factor"] == 1.5
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+@pytest.mark.parametrize("fidelity", ["fine", "auto"])
+def test_a_copy_still_gives_its_trace(
+    copied: Callable[[Prediction], Prediction], fidelity: Fidelity
+) -> None:
+    answer = predict(
+        make_job(model="resnet18", arch="asp", workers=2), fidelity=fidelity, tolerance=1e-6
+    )
+    again = copied(answer)
+    assert again is not answer
+    assert again == answer
+    assert again.to_json() == answer.to_json()
+    assert again.to_chrome_trace() == answer.to_chrome_trace()

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.errors import InputError, nearest, unknown_name
+from perfmodel.files import ready
 from perfmodel.graph import OpGraph
 from perfmodel.job import Job
 from perfmodel.phases import Phases, Quantities
@@ -150,7 +151,7 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Any:
             value = parse(value, dimension, name)
         values[name] = value
     try:
-        return msgspec.convert(values, architecture.options, strict=False)
+        return msgspec.convert(values, ready(architecture.options), strict=False)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`")

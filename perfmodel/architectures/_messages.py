@@ -50,6 +50,26 @@ def tensors_of(workload: Workload) -> Tensors:
     return Tensors(np.array(layer), np.array(size, np.float64), np.array(key))
 
 
+MOST_PARTS = 200_000
+"""Messages of one iteration; more is taken for a slip of the keyboard."""
+
+
+def parts_of(sizes: Floats, partition_bytes: float) -> Ids:
+    """Into how many parts of at most ``partition_bytes`` each of some messages is cut.
+
+    Raises
+    ------
+    InputError : together these are more than MOST_PARTS.
+    """
+    parts = np.maximum(np.ceil(sizes / partition_bytes), 1.0)
+    if parts.sum() > MOST_PARTS:
+        raise InputError(
+            f"partition_bytes: {partition_bytes:g} cuts the gradients into "
+            f"{parts.sum():.0f} parts (at most {MOST_PARTS})"
+        )
+    return parts.astype(np.int64)
+
+
 class Compression(msgspec.Struct, frozen=True):
     """Options of gradient compression, a part of an architecture's options."""
 

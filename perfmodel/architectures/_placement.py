@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from perfmodel.architectures._messages import tensors_of
+from perfmodel.architectures._messages import MOST_PARTS, parts_of, tensors_of
 from perfmodel.architectures._ps_options import Options
+from perfmodel.errors import InputError
 from perfmodel.graph import Floats, Ids
 from perfmodel.workload import Workload
 
@@ -44,6 +45,11 @@ def slices_of(workload: Workload, options: Options) -> Slices:
         for t in whole[np.argsort(-tensors.bytes[whole], kind="stable")]:
             home[t] = load.argmin()
             load[home[t]] += tensors.bytes[t]
+    many = int(cut.sum()) * servers
+    if many > MOST_PARTS:
+        raise InputError(
+            f"servers: {servers} cut the gradients into {many} parts (at most {MOST_PARTS})"
+        )
     held: dict[tuple[int, int], list[float]] = {}
     for t, layer in enumerate(tensors.layer.tolist()):
         parts = range(servers) if cut[t] else (int(home[t]),)
@@ -52,7 +58,7 @@ def slices_of(workload: Workload, options: Options) -> Slices:
     where = np.array(list(held))
     size = np.array([sum(parts) for parts in held.values()])
     count = np.array([len(parts) for parts in held.values()], np.float64)
-    times = np.maximum(np.ceil(size / options.partition_bytes), 1.0).astype(np.int64)
+    times = parts_of(size, options.partition_bytes)
     return Slices(
         layer=np.repeat(where[:, 0], times),
         server=np.repeat(where[:, 1], times),

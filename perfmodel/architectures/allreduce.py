@@ -14,7 +14,12 @@ from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._collectives import Communicator, add_sends
 from perfmodel.architectures._measured import Fastest, Rate, Use, measured_in, measured_notes
 from perfmodel.architectures._members import Cost, Members
-from perfmodel.architectures._messages import COMPRESSION_HELP, Compression, tensors_of
+from perfmodel.architectures._messages import (
+    COMPRESSION_HELP,
+    Compression,
+    parts_of,
+    tensors_of,
+)
 from perfmodel.architectures._network import Network
 from perfmodel.architectures._rates import all_gather_rate, all_reduce_rate, closed
 from perfmodel.architectures._reduction import (
@@ -50,9 +55,6 @@ from perfmodel.job import Job
 from perfmodel.overlap import fused_wait_free, merged_wait_free, wait_free
 from perfmodel.phases import Phase, Phases, Quantities, Whole
 from perfmodel.workload import expanded
-
-MOST_PARTS = 1_000_000
-"""Messages of one iteration; more is taken for a slip of the keyboard."""
 
 
 class Options(Compression, frozen=True, forbid_unknown_fields=True):
@@ -175,13 +177,8 @@ def messages_of(job: Job) -> Messages:
     tensors = tensors_of(job.workload)
     groups = _groups(job, tensors.layer.tolist(), tensors.bytes.tolist())
     sizes = np.array([sum(tensors.bytes[i] for i in group) for group in groups])
-    parts = np.maximum(np.ceil(sizes / options.partition_bytes), 1.0)
-    if parts.sum() > MOST_PARTS:
-        raise InputError(
-            f"partition_bytes: {options.partition_bytes:g} cuts the gradients into "
-            f"{parts.sum():.0f} parts (at most {MOST_PARTS})"
-        )
-    pieces = np.repeat(np.arange(len(groups)), parts.astype(np.int64))
+    parts = parts_of(sizes, options.partition_bytes)
+    pieces = np.repeat(np.arange(len(groups)), parts)
     layers = [np.unique(tensors.layer[group]) for group in groups]
     count = np.array([len(found) for found in layers])
     return Messages(

@@ -12,7 +12,12 @@ import numpy as np
 from perfmodel.algebra import Quantity, is_symbol, maximum, where
 from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._measured import Use
-from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
+from perfmodel.architectures._messages import (
+    TRANSMISSION_HELP,
+    Transmission,
+    parts_of,
+    tensors_of,
+)
 from perfmodel.architectures._network import Network
 from perfmodel.architectures._workers import Workers, add_workers, equal, left_out, stagger_s
 from perfmodel.errors import number
@@ -52,7 +57,7 @@ def messages_of(job: Job) -> Messages:
     dense = np.zeros(len(job.workload.layers))
     np.add.at(dense, tensors.layer, tensors.bytes)
     layers = np.flatnonzero(dense)[::-1]
-    times = np.maximum(np.ceil(dense[layers] / job.options.partition_bytes), 1.0).astype(np.int64)
+    times = parts_of(dense[layers], job.options.partition_bytes)
     layer = np.repeat(layers, times)
     return Messages(layer, dense[layer] / np.repeat(times, times), dense)
 

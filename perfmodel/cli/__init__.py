@@ -9,6 +9,7 @@ import gc
 import io
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -21,7 +22,7 @@ from perfmodel.cli.predict import compare, explain, predict, sweep
 from perfmodel.cli.profile import profile
 from perfmodel.cli.traces import import_
 from perfmodel.cli.validate import validate
-from perfmodel.errors import PerfmodelError
+from perfmodel.errors import PerfmodelError, message
 
 
 @click.group(
@@ -48,6 +49,10 @@ for _command in COMMANDS:
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one line and exit code 2."""
     gc.set_threshold(100_000)  # one short run: collecting often would only cost time
+    if sys.stderr is None:  # closed by whoever started this
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if sys.stdout is None:
+        _fail("standard output: is closed")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer
@@ -72,7 +77,6 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str) -> NoReturn:
-    line = " ".join(message.split())
-    click.echo(f"perfmodel: error: {line}", err=True)
+def _fail(text: str) -> NoReturn:
+    click.echo(f"perfmodel: error: {message(text)}", err=True)
     sys.exit(2)

@@ -16,6 +16,7 @@ from perfmodel.cli.options import (
     one,
     read_fraction,
     read_jitter,
+    read_number,
     read_quantity,
     read_stragglers,
     read_text,
@@ -126,6 +127,12 @@ def model_options(default: str, *more: str) -> Callable[[Command], Command]:
             help="Simulate a random job until its 95 % confidence interval is this narrow.  "
             "[default: 1%]",
         ),
+        click.option(
+            "--max-ops",
+            metavar="5e7",
+            callback=one(read_number),
+            help="Refuse simulations of more operations than this.  [default: 5e7, some 50 s]",
+        ),
     )
 
     return all_of(described)
@@ -178,7 +185,7 @@ def architecture_options(given: dict[str, Any], *, lists: bool) -> dict[str, Any
 
 def asked_for(given: dict[str, Any]) -> dict[str, Any]:
     """Takes out of ``given`` how to predict, as arguments of predict, without what is not given."""
-    asked = {name: given.pop(name) for name in ("fidelity", "tolerance", "rel_ci")}
+    asked = {name: given.pop(name) for name in ("fidelity", "tolerance", "rel_ci", "max_ops")}
     if asked["tolerance"] is not None and asked["fidelity"] != "auto":
         raise InputError("--tolerance: needs --fidelity auto")
     return {name: value for name, value in asked.items() if value is not None}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +28,14 @@ def read_whole(text: str, flag: str) -> int:
         return int(text)
     except ValueError:
         raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
+
+
+def read_number(text: str, flag: str) -> float:
+    """Read a number, or inf."""
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{flag}: expected a number, got {text!r}") from None
 
 
 def read_quantity(dimension: str) -> Reader:
@@ -105,17 +111,10 @@ def ending(path: str) -> str:
 
 def check_files(plot: str | None, *others: str | None) -> None:
     """Refuse files that cannot be written before work is done for them."""
-    for path in filter(None, (plot, *others)):
-        import tempfile
-        from pathlib import Path
+    from perfmodel import files
 
-        try:
-            if Path(path).is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            with tempfile.NamedTemporaryFile(dir=Path(path).parent):
-                pass
-        except OSError as error:
-            raise InputError(f"{path}: cannot write: {error.strerror or error}") from None
+    for path in filter(None, (plot, *others)):
+        files.check_writable(path)
     if plot is not None:
         from perfmodel.plot import check
 
@@ -125,10 +124,11 @@ def check_files(plot: str | None, *others: str | None) -> None:
 def write_files(written: Sequence[tuple[str, bytes, str]]) -> None:
     """Write files, each with what to say of it."""
     from perfmodel import files
+    from perfmodel.errors import plain
 
     for path, data, hint in written:
         files.write(path, data)
-        click.echo(f"wrote {path}{hint}", err=True)
+        click.echo(plain(f"wrote {path}{hint}"), err=True)
 
 
 def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:

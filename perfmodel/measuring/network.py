@@ -18,6 +18,7 @@ import msgspec
 
 from perfmodel import __version__
 from perfmodel.errors import InputError, number, unknown_name, whole_number
+from perfmodel.files import ready
 from perfmodel.measurements import Measurements, Operation
 from perfmodel.measuring.group import Group, meet
 from perfmodel.measuring.plan import Advance, Case, Clock, Say, cases, chosen_operations, within
@@ -229,7 +230,7 @@ def follow(group: Group, transport: Transport) -> None:
         if order == "word":
             group.tell(0, "word")
             continue
-        case = msgspec.convert(order, Case)
+        case = msgspec.convert(order, ready(Case))
         act = transport.prepare(case.operation, case.bytes, case.ranks, case.count)
         group.tell(0, "ready")
         if case.operation in CALLED:

@@ -13,6 +13,9 @@ from perfmodel.provenance import Source
 
 SCHEMA = "perfmodel.run/1"
 
+MOST_DIGITS = 9
+"""Of a staleness."""
+
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a run was seen to do, after its warm-up.
@@ -60,6 +63,12 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in ("update_per_tensor_s", "update_per_byte_s", "sent_bytes"):
             if getattr(self, name) is not None:
                 number(name, getattr(self, name))
+        for stale, count in (self.staleness or {}).items():
+            if not (stale.isascii() and stale.isdigit() and len(stale) <= MOST_DIGITS):
+                raise InputError(f"staleness: expected whole numbers as keys, got {stale!r}")
+            whole_number(f"staleness[{stale}]", count, at_least=0)
+        if self.staleness and not any(self.staleness.values()):
+            raise InputError("staleness: counts no update")
 
     @property
     def mean_staleness(self) -> float | None:

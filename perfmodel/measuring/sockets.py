@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perfmodel import files
 from perfmodel.errors import InputError, PerfmodelError, unknown_name
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class Connection:
         """The next message, as ``kind``."""
         message = self.receive_message()
         try:
-            return msgspec.json.decode(message, type=kind)
+            return msgspec.json.decode(message, type=files.ready(kind))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise self.no_message() from None
 

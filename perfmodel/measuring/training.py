@@ -16,6 +16,7 @@ import numpy as np
 
 from perfmodel import __version__
 from perfmodel.errors import InputError, PerfmodelError, number, unknown_name, whole_number
+from perfmodel.files import ready
 from perfmodel.job import Jitter
 from perfmodel.measuring import data_parallel
 from perfmodel.measuring.connecting import Listener
@@ -195,7 +196,8 @@ def measure(plan: Plan, place: Place, progress: Progress | None = None) -> Run |
         values = meeting.share(msgspec.to_builtins(told))
         if place.rank != 0:
             return None
-        return _run(plan, [msgspec.convert(value, Told, strict=False) for value in values], workers)
+        said = [msgspec.convert(value, ready(Told), strict=False) for value in values]
+        return _run(plan, said, workers)
 
 
 def _take_part(plan: Plan, meeting: Meeting, workers: int, progress: Progress | None) -> Told:
@@ -257,7 +259,7 @@ def _server(plan: Plan, meeting: Meeting, workers: int) -> Told:
         meeting.local_host, 0, plan.timeout_s, meeting.token, plan.congestion
     ) as listener:
         meeting.share([meeting.local_host, listener.port])
-        workload = msgspec.convert(meeting.share(None)[0], Workload)
+        workload = msgspec.convert(meeting.share(None)[0], ready(Workload))
         pieces = [one for one in pieces_of(workload, plan.servers) if one.server == server]
         shard = Shard(
             [piece.elements for piece in pieces], workers=workers, bound=bound, learning_rate=rate

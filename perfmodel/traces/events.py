@@ -9,12 +9,26 @@ import gzip
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from perfmodel.errors import InputError
+from perfmodel.errors import InputError, plain
+from perfmodel.files import beginning, read_bytes, ready
+
+MOST_BYTES = 2**30
+"""Size of a trace, unpacked."""
+
+MOST_PACKED, LEAST_BYTES = 100, 2**26
+"""How many times larger a trace may be unpacked, if that is more than LEAST_BYTES."""
+
+MOST_US = 1e18
+"""Latest moment of an event in microseconds: thirty thousand years."""
+
+MOST_COUNT = 10**15
+"""Of elements, bytes or samples."""
 
 MODULE = "nn.Module: "
 """How names of events begin that are calls of a module (``with_modules`` or ``with_stack``)."""
@@ -120,20 +134,22 @@ def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) ->
 
 
 def _bytes(path: Path) -> bytes:
+    data = read_bytes(path, MOST_BYTES)
+    if data[:2] != b"\x1f\x8b":
+        return data
+    most = min(max(MOST_PACKED * len(data), LEAST_BYTES), MOST_BYTES)
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+        with gzip.open(BytesIO(data)) as file:
+            return beginning(file, most, f"{path} unpacked")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: cut off or damaged (gzip): {error}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror or error}") from None
 
 
 def _decode(data: bytes, name: str) -> _File:
     try:
         if data.lstrip()[:1] == b"[":
-            return _File(msgspec.json.decode(data, type=list[_Event]))
-        return msgspec.json.decode(data, type=_File)
+            return _File(msgspec.json.decode(data, type=ready(list[_Event])))
+        return msgspec.json.decode(data, type=ready(_File))
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except msgspec.ValidationError as error:
@@ -142,16 +158,33 @@ def _decode(data: bytes, name: str) -> _File:
         raise InputError(f"{name}: not valid JSON: {error}") from None
 
 
+def whole(value: Any) -> int | None:
+    """A count as traces have it, None for what is none.
+
+    >>> whole(8), whole("8"), whole("many"), whole(-1)
+    (8, 8, None, None)
+    """
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_COUNT
+    return value if good else None
+
+
+def listed(value: Any) -> list[Any]:
+    """A list as it is, an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def _not_a_trace(found: _File, name: str) -> InputError:
     if not found.nodes:
         return InputError(f"{name}: not a trace of a PyTorch profiler: it has no traceEvents")
     names = [str(node.get("name")) for node in found.nodes]
     steps = sum(name.startswith("ProfilerStep#") for name in names) or 1
     sizes = [
-        int(value[3]) * int(value[4])  # elements, and bytes of each
+        (whole(value[3]) or 0) * (whole(value[4]) or 0)  # elements, and bytes of each
         for node, label in zip(found.nodes, names, strict=True)
         if label == "torch::autograd::AccumulateGrad" and isinstance(node.get("inputs"), dict)
-        for value in node["inputs"].get("values") or ()
+        for value in listed(node["inputs"].get("values"))
         if isinstance(value, list) and len(value) == 6
     ]
     known = f" (--gradient-bytes {sum(sizes) // steps}B)" if sizes else ""
@@ -168,6 +201,9 @@ def _trace(
     pid: str | None,
     gpu: int | None,
 ) -> Trace:
+    for event in events:
+        event.ts, event.dur = _moment(event.ts), _moment(event.dur)
+        event.name = plain(str(event.name))
     first = min(float(e.ts or 0.0) for e in events)
     notes: list[str] = []
     ops = Counter(str(e.pid) for e in events if (e.cat or "").lower() in _OPS)
@@ -220,6 +256,14 @@ def _chosen(
 
 def _arguments(event: _Event) -> dict[str, Any]:
     return msgspec.json.decode(event.args, type=dict[str, Any] | None) or {} if event.args else {}
+
+
+def _moment(value: float | str | None) -> float:
+    """A time in microseconds."""
+    found = float(value or 0.0)
+    if not -MOST_US <= found <= MOST_US:
+        raise ValueError(f"a time of {value} microseconds; at most {MOST_US:g}")
+    return found
 
 
 def _seconds(ts: float | str | None, first: float) -> float:

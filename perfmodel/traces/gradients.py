@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from perfmodel.profile import Layer, Tensor
 from perfmodel.traces.attribution import Attribution, Pass
-from perfmodel.traces.events import element_bytes
+from perfmodel.traces.events import MOST_COUNT, element_bytes, listed, whole
 
 _PARAMETERS = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv", "linear"), (1, 2)),
@@ -92,7 +92,7 @@ def messages(found: Attribution) -> list[Message]:
         if name == "record_param_comms":
             into, what = recorded, str(a.get("Collective name", ""))
             kind = str(a.get("dtype", ""))
-            sizes = [(int(a.get("In msg nelems") or 0) * (element_bytes(kind) or 0), kind)]
+            sizes = [((whole(a.get("In msg nelems")) or 0) * (element_bytes(kind) or 0), kind)]
         elif name.startswith(("nccl:", "gloo:")):
             into, what = shaped, name
             sizes = [(_bytes(shape, kind), kind) for shape, kind in _tensors(a)]
@@ -139,15 +139,16 @@ def precision(kinds: Sequence[str]) -> str | None:
 
 def _tensors(arguments: dict[str, Any]) -> list[tuple[list[int], str]]:
     """Shape and type of each input, as recorded with ``record_shapes``; a list's has no type."""
-    shapes, kinds = arguments.get("Input Dims") or [], arguments.get("Input type") or []
-    return [
-        (shape, str(kind))
-        if isinstance(shape, list) and all(isinstance(n, int) for n in shape)
-        else ([], "")
-        for shape, kind in zip(shapes, kinds, strict=False)
-    ]
+    shapes, kinds = listed(arguments.get("Input Dims")), listed(arguments.get("Input type"))
+    found = []
+    for shape, kind in zip(shapes, kinds, strict=False):
+        sizes = [size for size in map(whole, listed(shape)) if size is not None]
+        complete = isinstance(shape, list) and len(sizes) == len(shape)
+        found.append((sizes, str(kind)) if complete else ([], ""))
+    return found
 
 
 def _bytes(shape: Sequence[int], kind: str) -> int:
     """Bytes of a tensor; 0 where the type is that of no tensor."""
-    return math.prod(shape) * (element_bytes(kind) or 0)
+    size = math.prod(shape) * (element_bytes(kind) or 0)
+    return size if size <= MOST_COUNT else 0

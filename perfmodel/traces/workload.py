@@ -150,9 +150,10 @@ def import_trace(
     measured = Source("measured", text)
     timing = _timing(report, steps, len(known.layers), serial, batch_size, measured)
     whole = max(timing.total_s, timing.data_loading_s)
+    own_s = step_s - parts["communication_exposed"]
     return msgspec.structs.replace(
         report,
-        timing_per_step_fraction=whole / (step_s - parts["communication_exposed"]),
+        timing_per_step_fraction=whole / own_s if own_s > 0.0 else None,
         workload=Profile(
             name=name or _stem(path),
             source=measured,

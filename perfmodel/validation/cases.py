@@ -224,7 +224,10 @@ def _arguments(case: Case, found: Cases, folder: Path) -> dict[str, Any]:
         given["cluster"] = _own("cluster", given["cluster"], found.clusters, folder)
     alone = given.pop("one_worker_samples_per_s", None)
     if alone is not None:
-        given["workload"] = _timed(given.pop("model", None) or given["workload"], case, found)
+        named = given.pop("model", None) or given.get("workload")
+        if named is None:
+            raise InputError("one_worker_samples_per_s: needs model or workload")
+        given["workload"] = _timed(named, case, found)
     return given
 
 

@@ -1,0 +1,94 @@
+"""What a simulation takes is said before it begins."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from perfmodel import architectures, budget, make_job, predict
+from perfmodel.errors import InputError
+from perfmodel.fine import build_graph
+from perfmodel.job import Job, Straggler
+from perfmodel.sweeps import sweep
+
+
+def job(arch: str, workers: int, **more: Any) -> Job:
+    return make_job(model="resnet50", device="v100", arch=arch, workers=workers, **more)
+
+
+@pytest.mark.parametrize("arch", [*architectures.names(), "asp", "ring"])
+@pytest.mark.parametrize("stragglers", [(), (Straggler(70, 1.5),)])
+def test_the_size_of_a_graph_is_known_without_building_it(
+    arch: str, stragglers: tuple[Straggler, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job(arch, 80, stragglers=stragglers, start="staggered")
+    exact = budget.cost_of(build_graph(one), one)
+    built = architectures.find(one.architecture)[0].build
+    expected = budget._expected(one, built)
+    assert expected is not None
+    assert expected.graph_ops == pytest.approx(exact.graph_ops, rel=0.02)
+    assert expected.rounds == exact.rounds
+
+
+@pytest.mark.parametrize(("arch", "workers"), [("asp", 10_000), ("gosgd", 4096)])
+def test_what_takes_long_is_refused_at_once(arch: str, workers: int) -> None:
+    one = job(arch, workers)
+    begin = time.process_time()
+    with pytest.raises(InputError) as error:
+        predict(one)
+    assert time.process_time() - begin < 5.0  # was over a minute, or never
+    said = str(error.value)
+    for words in ("million operations", "min", "GB of memory", "--fidelity coarse", "--max-ops"):
+        assert words in said
+
+
+def test_what_is_suggested_is_enough() -> None:
+    one = job("asp", 16)
+    with pytest.raises(InputError) as error:
+        predict(one, max_ops=1000)
+    suggested = float(str(error.value).rpartition("--max-ops ")[2].split()[0])
+    assert predict(one, max_ops=suggested).fidelity == "fine"
+    assert build_graph(one, max_ops=suggested).n_ops == build_graph(one).n_ops
+
+
+def test_many_tensors_of_few_workers_are_refused_while_building() -> None:
+    one = job("p2p", 8, options={"partition_bytes": 100.0}, start="staggered")
+    with pytest.raises(InputError, match="takes more than about 50 million operations"):
+        predict(one)
+
+
+def test_auto_goes_back_to_coarse_and_says_so() -> None:
+    answer = predict(job("asp", 10_000), fidelity="auto", tolerance=1e-6)
+    assert answer.fidelity == "coarse"
+    assert "million operations" in answer.notes[-1]
+
+
+def test_a_sweep_leaves_out_what_is_too_large() -> None:
+    found = sweep(
+        model="resnet50", device="v100", arch="asp", workers=[2, 10_000], fidelity="fine"
+    )
+    assert [p["workers"] for p in found.points] == [2]
+    assert "--max-ops" in found.skipped[0].reason
+
+
+def test_folded_jobs_are_small_however_many_workers() -> None:
+    assert predict(job("ring", 100_000)).fidelity == "fine"
+
+
+def test_a_trace_is_under_the_same_limit() -> None:
+    answer = predict(job("ring", 100_000))
+    with pytest.raises(InputError, match="million operations"):
+        answer.to_chrome_trace()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, math.nan, "many", 10**400])
+def test_a_limit_that_is_none(wrong: Any) -> None:
+    with pytest.raises(InputError, match="max_ops: "):
+        predict(job("ps", 2), max_ops=wrong)
+
+
+def test_no_limit() -> None:
+    assert predict(job("ps", 2), max_ops=math.inf).fidelity == "fine"
