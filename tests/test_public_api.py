@@ -24,6 +24,7 @@ NAMES = [
     "Formula",
     "Handover",
     "InputError",
+    "IntraNode",
     "Jitter",
     "Job",
     "Link",
