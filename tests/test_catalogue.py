@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from perfmodel import InputError, catalogue, make_job, predict
@@ -97,3 +99,43 @@ def test_every_cluster_loads_and_every_device_has_a_source() -> None:
 def test_names_cannot_leave_the_catalogue(name: str) -> None:
     with pytest.raises(InputError, match="unknown model"):
         catalogue.model(name)
+
+
+@pytest.mark.parametrize(("device", "name"), [("a100", "dgx-a100"), ("h100", "dgx-h100")])
+def test_gpus_of_data_centres_have_their_usual_cluster(device: str, name: str) -> None:
+    """Eight devices on NVSwitch with a NIC each; the assumption is shown."""
+    one = make_job(model="resnet50", device=device, workers=16, arch="allreduce")
+    where = one.cluster
+    assert (where.name, where.devices_per_node, where.nics_per_node) == (name, 8, 8)
+    assert where.intra_node is not None
+    assert where.intra_node.kind == "per_device"
+    noted = {a.name: (a.value, a.source) for a in one.assumptions}
+    assert noted["cluster"] == (name, f"default for {device}")
+    assert noted["devices per node"] == (8, f"cluster {name}")
+    asked = make_job(model="resnet50", device=device, workers=2, cluster="ethernet-10g")
+    assert asked.cluster.name == "ethernet-10g"
+
+
+def test_other_devices_have_the_general_default() -> None:
+    assert make_job(model="resnet50", device="v100").cluster.name == catalogue.DEFAULT_CLUSTER
+    assert catalogue.default_cluster_of("no such device") is None
+
+
+@pytest.mark.parametrize("name", catalogue.device_names())
+def test_default_clusters_exist(name: str) -> None:
+    assert catalogue.default_cluster_of(name) in {None, *catalogue.cluster_names()}
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "precision", "text"),
+    [
+        ("bert-base", "v100", "tf32", "Tesla V100 SXM2 16 GB has no tf32 (it has: float32, mixed)"),
+        ("bert-base", "p100", "mixed", "has no mixed (it has: float32)"),
+    ],
+)
+def test_a_precision_that_a_device_does_not_have(
+    model: str, device: str, precision: str, text: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(text)):
+        make_job(model=model, device=device, precision=precision)
+    assert make_job(model=model, device=device, precision="float32").workload.compute_s > 0.0
