@@ -21,8 +21,9 @@ from perfmodel.job import Job
 MOST_OPS = 50_000_000
 """Operations of a simulation that needs no leave; some 50 s on one core."""
 
-STEADY_ROUNDS, RANDOM_ROUNDS = 25, 100
-"""Rounds that a deterministic and a random job are taken to need; most need fewer."""
+STEADY_ROUNDS, RANDOM_ROUNDS, RANDOM_RUNS = 25, 100, 4
+"""Rounds that a deterministic and a random job are taken to need, and runs of the first iterations
+of a random one; most need fewer."""
 
 OP_S, OP_BYTES = 1e-6, 1200.0
 """Time of an operation, and memory of one of the graph, as measured on one core of a server."""
@@ -67,10 +68,12 @@ def built(
     build: Callable[[Job], OpGraph],
     max_ops: float,
     fold: Callable[[Job], OpGraph | None] | None = None,
+    iterations: int | None = None,
 ) -> OpGraph:
     """The graph that ``build`` makes of a job, if it takes at most ``max_ops`` to simulate it.
 
-    ``fold`` makes one in which a worker stands for all, where that is possible.
+    ``fold`` makes one in which a worker stands for all, where that is possible; ``iterations`` are
+    those simulated, None for the long run.
 
     Raises
     ------
@@ -82,14 +85,14 @@ def built(
         with bounded(most):
             graph = fold(job) if fold is not None else None
             if graph is None and job.workers > 2 * SAMPLES[-1] and max_ops < math.inf:
-                expected = _expected(job, build)
+                expected = _expected(job, build, iterations)
             if graph is None and (expected is None or expected.ops <= max_ops):
                 graph = build(job)
     except TooLargeError:
         if most == MOST:
             raise
         raise _too_large(job, Cost(float(most), STEADY_ROUNDS), max_ops, known=False) from None
-    cost = cost_of(graph, job) if graph is not None else expected
+    cost = cost_of(graph, job, iterations) if graph is not None else expected
     if graph is None or cost is None or cost.ops > max_ops:
         raise _too_large(job, cost or Cost(float(most), STEADY_ROUNDS), max_ops)
     return graph
@@ -108,11 +111,15 @@ def ahead(job: Job) -> float:
     return max(slowdowns) * sum(1.0 / each for each in slowdowns) / len(slowdowns)
 
 
-def cost_of(graph: OpGraph, job: Job) -> Cost:
-    """What it takes to simulate the graph of a job."""
+def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
+    """What it takes to simulate the graph of a job: its first ``iterations``, or the long run."""
     choices = [rule for rule in graph.rules if isinstance(rule, Choice)]
     routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
-    rounds = (RANDOM_ROUNDS if graph.random else STEADY_ROUNDS) * ahead(job)
+    if iterations is not None:
+        rounds = float(iterations * (RANDOM_RUNS if graph.random else 1))
+    else:
+        rounds = RANDOM_ROUNDS if graph.random else STEADY_ROUNDS
+    rounds *= ahead(job)
     turns = sum(
         float((graph.op_bytes[rule.ops] / rule.bytes).sum())
         for rule in graph.rules
@@ -121,7 +128,9 @@ def cost_of(graph: OpGraph, job: Job) -> Cost:
     return Cost(graph.n_ops + turns + ALTERNATIVE * routes, rounds)
 
 
-def _expected(job: Job, build: Callable[[Job], OpGraph]) -> Cost | None:
+def _expected(
+    job: Job, build: Callable[[Job], OpGraph], iterations: int | None = None
+) -> Cost | None:
     """The cost of a job from those of fewer workers; None where these cannot be."""
     costs = []
     for workers in SAMPLES:
@@ -130,7 +139,7 @@ def _expected(job: Job, build: Callable[[Job], OpGraph]) -> Cost | None:
             graph = build(msgspec.structs.replace(job, workers=workers, stragglers=stragglers))
         except (InputError, IndexError):
             return None
-        costs.append(cost_of(graph, job))
+        costs.append(cost_of(graph, job, iterations))
     square = np.polyfit(SAMPLES, [cost.graph_ops for cost in costs], 2)
     ops = max(float(np.polyval(square, job.workers)), costs[-1].graph_ops)
     return Cost(ops, costs[-1].rounds)

@@ -24,7 +24,13 @@ ROUNDING = 1e-9
 """Idle fractions below this are none."""
 
 
-def build_graph(job: Job, *, fold: bool = False, max_ops: float = math.inf) -> OpGraph:
+def build_graph(
+    job: Job,
+    *,
+    fold: bool = False,
+    max_ops: float = math.inf,
+    iterations: int | None = None,
+) -> OpGraph:
     """The op graph of a job.
 
     With ``fold``, one worker stands for all where these do the same at the same time and the
@@ -32,11 +38,12 @@ def build_graph(job: Job, *, fold: bool = False, max_ops: float = math.inf) -> O
 
     Raises
     ------
-    TooLargeError : a simulation takes more than ``max_ops`` operations (:mod:`perfmodel.budget`).
+    TooLargeError : a simulation, of the first ``iterations`` if these are given, takes more than
+        ``max_ops`` operations (:mod:`perfmodel.budget`).
     """
     architecture, _ = architectures.find(job.architecture)
     folded = architecture.fold if fold and alike(job) else None
-    return budget.built(job, architecture.build, max_ops, folded)
+    return budget.built(job, architecture.build, max_ops, folded, iterations)
 
 
 def predict(
@@ -62,7 +69,7 @@ def predict(
     ------
     TooLargeError : it takes more than ``max_ops``.
     """
-    graph = build_graph(job, fold=True, max_ops=max_ops)
+    graph = build_graph(job, fold=True, max_ops=max_ops, iterations=iterations)
     if iterations is None:
         run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
     else:

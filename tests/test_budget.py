@@ -55,7 +55,7 @@ def test_what_is_suggested_is_enough() -> None:
 
 
 def test_many_tensors_of_few_workers_are_refused_while_building() -> None:
-    one = job("p2p", 8, options={"partition_bytes": 100.0}, start="staggered")
+    one = job("p2p", 8, options={"partition_bytes": 1000.0}, start="staggered")
     with pytest.raises(InputError, match="takes more than about 50 million operations"):
         predict(one)
 
@@ -92,3 +92,10 @@ def test_a_limit_that_is_none(wrong: Any) -> None:
 
 def test_no_limit() -> None:
     assert predict(job("ps", 2), max_ops=math.inf).fidelity == "fine"
+
+
+def test_the_first_iterations_have_their_own_cost() -> None:
+    one = job("asp", 8)
+    assert predict(one, iterations=2).fidelity == "fine"
+    with pytest.raises(InputError, match="million operations"):
+        predict(one, iterations=100_000)

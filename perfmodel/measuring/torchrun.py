@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from perfmodel import files
 from perfmodel.measuring.ranks import Place
 from perfmodel.measuring.sockets import LostError
 from perfmodel.measuring.tokens import Token, random_token
@@ -101,7 +102,8 @@ class Store:
 
     def _get(self, name: str, kind: type[T], who: str) -> T:
         try:
-            return msgspec.json.decode(self._store.get(f"{self._key}/{name}"), type=kind)
+            said = self._store.get(f"{self._key}/{name}")
+            return msgspec.json.decode(said, type=files.ready(kind))
         except (msgspec.DecodeError, RecursionError):
             raise LostError(f"torchrun: its store has something else in {name}") from None
         except RuntimeError:
