@@ -17,6 +17,9 @@ from perfmodel.errors import InputError, number, whole_number
 Quantity = Any
 """A float, an array of floats that broadcasts with the others, or a SymPy expression."""
 
+NO_SPREAD = 1e-9
+"""A coefficient of variation below this is none: times differ by rounding only."""
+
 
 def is_symbol(value: Quantity) -> bool:
     """Whether a quantity is a SymPy expression."""

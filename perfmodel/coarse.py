@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel import architectures, particulars
+from perfmodel import architectures, bands, particulars
 from perfmodel.algebra import Quantity, maximum
 from perfmodel.architectures import Architecture, Coarse
 from perfmodel.errors import InputError, number
@@ -136,12 +136,15 @@ def error_band(job: Job) -> ErrorBand:
         return ErrorBand(None, None, f"it leaves out {missing}, so its error is not known")
     if model.exact(job):
         return ErrorBand(0.0, 0.0, "it equals the simulation for this job")
-    band = model.band(job)
+    known = bands.class_of(job, phases(job))
+    if known is None:
+        return ErrorBand(None, None, "how far it is off was not measured")
+    band, such = known
     return ErrorBand(
         band.median,
         band.p90,
         f"half of such jobs are within {band.median:.1%} of the simulation, 9 in 10 within "
-        f"{band.p90:.1%}",
+        f"{band.p90:.1%} ({such})",
     )
 
 
@@ -372,6 +375,9 @@ def _axis(name: str, values: ArrayLike, *, zero: bool) -> Axis:
 def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
     if "servers" in axes and not hasattr(job.options, "servers"):
         raise InputError(f"servers: {job.architecture} has none")
+    spare = getattr(job.options, "backup_workers", 0)
+    if "workers" in axes and np.any(axes["workers"] <= spare):
+        raise InputError(f"workers: expected more than the {spare} backup workers")
     unlike = bool(job.stragglers or job.cluster.overrides)
     for name in ("workers", "bandwidth_bytes_per_s", "latency_s"):
         if unlike and name in axes:

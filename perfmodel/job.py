@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from perfmodel import files
+from perfmodel.algebra import NO_SPREAD
 from perfmodel.cluster import Cluster, Handover
 from perfmodel.errors import InputError, number, unknown_name, whole_number
 from perfmodel.provenance import Assumption
@@ -32,7 +33,8 @@ class Jitter(msgspec.Struct, frozen=True):
 
     ``cv`` is its coefficient of variation; ``kind`` its distribution: lognormal, gamma, or measured
     (lognormal, with the spread that the workload's profile has). ``scope`` says whether one factor
-    holds for a whole *iteration*, or each *op* has its own.
+    holds for a whole *iteration*, or each *op* has its own. A ``cv`` below
+    :data:`perfmodel.algebra.NO_SPREAD` becomes 0.
     """
 
     cv: float = 0.0
@@ -40,7 +42,8 @@ class Jitter(msgspec.Struct, frozen=True):
     scope: str = "iteration"
 
     def __post_init__(self) -> None:
-        number("jitter", self.cv, at_most=MOST_JITTER)
+        if number("jitter", self.cv, at_most=MOST_JITTER) < NO_SPREAD:
+            msgspec.structs.force_setattr(self, "cv", 0.0)
         if self.kind not in JITTER_KINDS:
             raise unknown_name("jitter distribution", self.kind, JITTER_KINDS)
         if self.scope not in JITTER_SCOPES:
@@ -104,7 +107,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Raises
     ------
-    InputError : no worker, a straggler that does not exist, too few nodes.
+    InputError : no worker, a straggler that does not exist, too few nodes, only backup workers.
     """
 
     workload: Workload
@@ -133,6 +136,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             if straggler.worker in seen:
                 raise InputError(f"straggler {straggler.worker}: given twice")
             seen.add(straggler.worker)
+        spare: int = getattr(self.options, "backup_workers", 0)
+        if spare >= self.workers:
+            raise InputError(
+                f"backup_workers: {spare} of {self.workers} workers leave nobody to wait for "
+                f"(at most {self.workers - 1})"
+            )
         nodes = self.cluster.nodes
         if nodes is not None and self.cluster.nodes_for(self.workers) > nodes:
             raise InputError(

@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from perfmodel.algebra import NO_SPREAD
 from perfmodel.graph import KINDS, Floats
 
 TABLE = 1 << 16
@@ -39,8 +40,11 @@ def offsets(seed: int, count: int) -> Floats:
 def table(cv: float, kind: int) -> Floats:
     """TABLE equally likely factors of mean 1 and coefficient of variation ``cv``, ascending.
 
-    Lognormal: exp(s z - s^2/2) with s^2 = ln(1 + cv^2). Gamma: shape 1/cv^2, scale cv^2.
+    Lognormal: exp(s z - s^2/2) with s^2 = ln(1 + cv^2). Gamma: shape 1/cv^2, scale cv^2. All are 1
+    where ``cv`` is below :data:`perfmodel.algebra.NO_SPREAD`.
     """
+    if cv < NO_SPREAD:
+        return np.ones(TABLE)
     from scipy import special
 
     parts = (np.arange(TABLE) + 0.5) / TABLE

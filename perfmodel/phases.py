@@ -12,7 +12,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,6 +33,15 @@ class Part(msgspec.Struct, frozen=True):
     place: int
     bytes: float
     tensors: float
+
+
+class Stage(NamedTuple):
+    """What each part of a gradient passes: how long that keeps a line busy, for each tensor and
+    each byte; and how many times longer it takes, where a line is several at once."""
+
+    per_tensor_s: Quantity
+    per_byte_s: Quantity
+    longer: Quantity = 1.0
 
 
 class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -141,7 +150,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     def backward_and_send_s(
         self,
         scale: Quantity,
-        stages: Sequence[tuple[Quantity, Quantity]],
+        stages: Sequence[Stage],
         *,
         encode_per_byte_s: float = 0.0,
         latency_s: Quantity = 0.0,
@@ -151,8 +160,8 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         r"""Until all gradients are computed, until they have passed each of the ``stages``, and
         until ``latency_s`` after that.
 
-        A stage is the time that it takes per tensor and per byte: a link, a server's updates. Each
-        place has stages of its own, which handle one part after the other. With one stage:
+        A stage is a link, or a server's updates. Each place has stages of its own, which handle one
+        part after the other. With one stage:
 
         .. math:: \max_l \left( \sum_{j \ge l} b_j + x \sum_{j \le l} s_j \right)
 
@@ -166,17 +175,24 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             made.append(computed)
         computed = computed + self.last_s * scale
         free: list[dict[int, Quantity]] = [{} for _ in stages]
-        timed = [not _nothing(per_tensor_s) for per_tensor_s, _ in stages]
+        several = [not (isinstance(s.longer, float) and s.longer == 1.0) for s in stages]
+        over: list[Quantity] = [0.0 for _ in stages]
+        timed = [not _nothing(stage.per_tensor_s) for stage in stages]
         for ready, parts in zip(made, self.parts[::-1], strict=True):
             for part in parts:
                 end = ready if overlap else computed
-                for k, (per_tensor_s, per_byte_s) in enumerate(stages):
+                for k, (per_tensor_s, per_byte_s, longer) in enumerate(stages):
                     begin = maximum(end, free[k].get(part.place, 0.0))
-                    end = begin + part.bytes * per_byte_s
+                    busy = part.bytes * per_byte_s
                     if timed[k]:
-                        end = end + part.tensors * per_tensor_s
-                    free[k][part.place] = end
-        ends = [maximum(0.0, *places.values()) for places in free]
+                        busy = busy + part.tensors * per_tensor_s
+                    end = free[k][part.place] = begin + busy
+                    if several[k]:
+                        end = begin + longer * busy
+                        over[k] = maximum(over[k], end)
+        ends = [
+            maximum(0.0, *places.values(), late) for places, late in zip(free, over, strict=True)
+        ]
         if ahead:
             computed = computed + self.first_s * scale
         return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
@@ -235,7 +251,7 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
     def backward_and_send_s(
         self,
         scale: Quantity,
-        stages: Sequence[tuple[Quantity, Quantity]],
+        stages: Sequence[Stage],
         *,
         encode_per_byte_s: float = 0.0,
         latency_s: Quantity = 0.0,
@@ -247,28 +263,29 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
         begun, end = (0.0, computed) if overlap else (computed, 0.0)
         ends = [computed]
-        for each, per_byte in stages:
+        for each, per_byte, _ in stages:
             seconds = self.part * (self.tensors * each + self.gradient_bytes * per_byte)
             end = self.beside_s(end, seconds)
             ends.append(begun + end)
         return [*ends, ends[-1] + latency_s]
 
 
-SMALL = 1e-3
-"""A coefficient of variation at which lognormal factors are as good as normal ones."""
+PACES = 6
+"""Points of the distribution of the slowest worker's time that phases are averaged over."""
 
 
 class Class(msgspec.Struct, frozen=True):
     """Workers that are alike: their ``count``, and how they differ from the mean one.
 
     ``scale`` is how many times longer than profiled they compute, ``loading_s`` how long they load
-    a batch.
+    a batch, ``devices`` how many of them, and of others, share a node.
     """
 
     count: int
     scale: float
     bandwidth_bytes_per_s: Quantity
     loading_s: float = 0.0
+    devices: int = 1
 
 
 class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -282,6 +299,8 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     least_on_node : workers of the emptiest of these.
     nics_per_node : links of a node to the network.
     bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way, as achieved.
+    least_bytes_per_s : the least part of its node's link that a worker has where all workers send
+        at once; None where all links are alike.
     server_bandwidth_bytes_per_s : of the slowest server's link.
     core_bandwidth_bytes_per_s : the core's, divided by the number of nodes; inf if it never limits.
     inside_bandwidth_bytes_per_s, inside_latency_s : of the link inside a node; inf and 0 without.
@@ -332,8 +351,16 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     least_on_node: int | None = None
     nics_per_node: int = 1
     bus: bool = True
+    least_bytes_per_s: float | None = None
 
-    def slowest(self, steps: int = 1, late: int = 0) -> Quantity:
+    @property
+    def at_once_bytes_per_s(self) -> Quantity:
+        """What a worker can send where all workers send at once, and the network never limits."""
+        if self.least_bytes_per_s is not None:
+            return self.least_bytes_per_s
+        return self.bandwidth_bytes_per_s / self.on_a_nic(self.fullest)
+
+    def slowest(self, steps: Quantity = 1, late: int = 0) -> Quantity:
         """How many times longer than the average the slowest worker computes, on average.
 
         In sums of so many ``steps``; without the ``late`` slowest ones.
@@ -343,27 +370,67 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
             whom = f"(N-{late})" if late else "N"
             return sympy.Symbol(f"S_{whom}" + (f"_{steps}" if steps != 1 else ""), positive=True)
-        unequal, least = self.unequal, 0.0
+        return sum(share * value for share, value in self.paces(steps, late))
+
+    def paces(
+        self, steps: Quantity = 1, late: int = 0, points: int = PACES
+    ) -> list[tuple[float, Quantity]]:
+        """How the slowest worker's time is distributed: shares, and how many times longer than the
+        average it computes. One value where nothing is random.
+
+        For numbers and arrays; parameters as for :meth:`slowest`. The mean is that of
+        :meth:`slowest`; of so many ``points``, so that a function of it can be averaged.
+        """
+        factors = [kind.scale / self.slowdown for kind in self.classes]
+        least = 0.0
         if late:  # who gives up has computed nevertheless
-            factors = [k.scale / self.slowdown for k in self.classes for _ in range(k.count)]
-            unequal = sorted(factors)[-1 - late] if factors else 1.0
-            least = len(factors) / sum(1.0 / f for f in factors) if factors else 1.0
+            each = [kind.scale / self.slowdown for kind in self.classes for _ in range(kind.count)]
+            least = len(each) / sum(1.0 / f for f in each) if each else 1.0
         if not self.random:
-            return maximum(unequal, least)
+            unequal = sorted(each)[-1 - late] if late and factors else self.unequal
+            return [(1.0, maximum(unequal, least))]
         from perfmodel import order_statistics
 
-        n, cv = self.workers, self.cv / math.sqrt(steps)
-        rank = order_statistics.expected_order_statistic(n - late, n, cv, self.kind)
-        return maximum(unequal * rank, least)
+        cv = self.cv / steps**0.5
+        if factors:
+            values, shares = order_statistics.quantiles_of_unequal(
+                self.counts, factors, cv, self.kind, late=late, points=points
+            )
+        else:
+            n = self.workers
+            values, shares = order_statistics.quantiles_of_order_statistic(
+                n - late, n, cv, self.kind, points
+            )
+            values = values * self.unequal
+        return [
+            (share, maximum(values[..., k] if values.ndim > 1 else float(values[k]), least))
+            for k, share in enumerate(shares.tolist())
+        ]
+
+    @property
+    def alike(self) -> bool:
+        """Whether all workers compute for the same time."""
+        return not self.random and not self.classes
+
+    def at_paces(self, phases: Callable[[Quantity], Phases], late: int = 0) -> Phases:
+        """The mean of ``phases`` over the pace of the slowest worker, without the ``late`` ones.
+
+        What overlaps computation hides less when that is short than it hides more when it is long,
+        so that the mean of the phases is longer than the phases of the mean.
+        """
+        if is_symbol(self.workers) or not self.random:
+            return phases(self.slowest(late=late))
+        shares, paces = zip(*self.paces(late=late), strict=True)
+        return averaged(shares, [phases(pace) for pace in paces])
 
     def slowest_followed(self, ahead: int) -> Quantity:
         """The same where nobody is more than so many iterations ahead of the slowest, 1 or more.
 
-        The pace is that of the slowest only as far as others catch up with the bound: the excess is
-        c^2 m / s, with c the coefficient of variation, s the iterations ahead, and m the expected
-        largest of N standard normal variables. Found by simulating 4 to 64 workers, 1 and 3
-        iterations ahead, on a network that takes no time. No more than that of waiting for all
-        after every s + 1 iterations.
+        Two workers drift apart by chance by c sqrt(2k) iterations in k of them, with c the
+        coefficient of variation, and are as far apart as they may be after about (s / c)^2 of them.
+        So the pace is that of the slowest sum of as many iterations; no more than that of waiting
+        for all after every s + 1 iterations. Simulations of 4 to 64 workers, 1 and 3 iterations
+        ahead, on a network that takes no time, agree (docs/explanation/coarse.md).
         """
         if is_symbol(self.workers):
             import sympy
@@ -371,11 +438,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             return sympy.Symbol(f"S_N_ahead{ahead}", positive=True)
         if not self.random:
             return self.unequal
-        from perfmodel import order_statistics
-
-        largest = order_statistics.expected_maximum(self.workers, SMALL, "lognormal") - 1.0
-        excess = self.cv**2 * largest / SMALL / ahead
-        return minimum(self.unequal * (1.0 + excess), self.slowest(steps=ahead + 1))
+        return self.slowest(steps=maximum((ahead / self.cv) ** 2, ahead + 1.0))
 
     @property
     def random(self) -> bool:
@@ -387,10 +450,17 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         the same size, the fastest first."""
         from perfmodel import order_statistics
 
-        return [
-            order_statistics.quantile((group + 0.5) / count, self.cv, self.kind)
-            for group in range(count)
-        ]
+        parts = [(group + 0.5) / count for group in range(count)]
+        if not self.classes:
+            return [order_statistics.quantile(part, self.cv, self.kind) for part in parts]
+        found = order_statistics.quantiles_of_mixture(
+            [kind.count for kind in self.classes],
+            [kind.scale / self.slowdown for kind in self.classes],
+            self.cv,
+            self.kind,
+            parts,
+        )
+        return [found[..., k] if found.ndim > 1 else float(found[k]) for k in range(count)]
 
     def by_class(self) -> list[Quantities]:
         """The same for a worker of each class; for the mean worker where all are alike."""
@@ -404,6 +474,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
                 scale=self.scale * kind.scale / self.slowdown,
                 slowdown=kind.scale,
                 data_loading_s=kind.loading_s,
+                devices_per_node=kind.devices,
                 unequal=1.0,
                 classes=(),
             )
@@ -512,13 +583,21 @@ def quantities_of(job: Job) -> Quantities:
         else None,
         nics_per_node=cluster.nics_per_node,
         bus=inside is None or inside.kind == "bus",
+        least_bytes_per_s=min(
+            nic.goodput_bytes_per_s / math.ceil(cluster.devices_at(node, n) / cluster.nics_per_node)
+            for node, nic in zip(nodes, nics, strict=True)
+        )
+        if cluster.overrides
+        else None,
     )
 
 
 def class_of(job: Job, worker: int) -> Class:
     """What a worker is like; its count is 1."""
-    nic = job.cluster.nic_of(job.cluster.node_of_worker(worker))
-    return Class(1, job.slowdown(worker), nic.goodput_bytes_per_s, job.loading_s(worker))
+    node = job.cluster.node_of_worker(worker)
+    goodput = job.cluster.nic_of(node).goodput_bytes_per_s
+    devices = job.cluster.devices_at(node, job.workers)
+    return Class(1, job.slowdown(worker), goodput, job.loading_s(worker), devices)
 
 
 def _classes(job: Job) -> tuple[Class, ...]:
@@ -595,11 +674,16 @@ def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
         return classes[0]
     rates = [count / found.iteration_s for count, found in zip(counts, classes, strict=True)]
     shares = [rate / sum(rates) for rate in rates]
+    return msgspec.structs.replace(averaged(shares, classes), classes=tuple(classes))
+
+
+def averaged(shares: Sequence[Quantity], several: Sequence[Phases]) -> Phases:
+    """The mean of several answers with the same parts, of which each has a share."""
 
     def mean(of: Callable[[Phases], Quantity]) -> Quantity:
-        return sum(share * of(found) for share, found in zip(shares, classes, strict=True))
+        return sum(share * of(found) for share, found in zip(shares, several, strict=True))
 
-    first = classes[0]
+    first = several[0]
     return Phases(
         parts={
             name: Phase(mean(lambda f, n=name: f.parts[n].seconds), part.cause)  # type: ignore[misc]
@@ -612,7 +696,6 @@ def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
         updates=mean(lambda f: f.updates),
         staleness=mean(lambda f: f.staleness),
         spread=mean(lambda f: f.spread),
-        classes=tuple(classes),
     )
 
 

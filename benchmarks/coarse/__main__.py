@@ -1,71 +1,75 @@
-"""``python -m benchmarks.coarse [--json | --markdown]``: how far formulas are off simulations."""
+"""``python -m benchmarks.coarse``: how far formulas are off simulations of jobs drawn at random."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+import msgspec
 
-from benchmarks.coarse.grid import cells
-from benchmarks.coarse.measure import Row, Store, by_group, rows
+from benchmarks.coarse import page
+from benchmarks.coarse.classes import FEWEST, grown
+from benchmarks.coarse.draw import Cell, cells
+from benchmarks.coarse.measure import Row, Store, by_group, known, rows, simulate
 from benchmarks.coarse.speed import speeds
-from perfmodel import report
+from perfmodel import bands, coarse, report
+from perfmodel.bands import Table
+
+MEASURING, CHECKING = 1, 2
+"""Seeds of the jobs that bands are measured on, and of those that check them."""
+
+PAGE = Path(__file__).parents[2] / "docs" / "formulas-against-simulation.md"
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print groups as JSON.")
-@click.option("--markdown", is_flag=True, help="Print Markdown tables.")
+@click.option("--measure", is_flag=True, help="Write the table of bands, and the page about it.")
 @click.option("--worst", type=int, default=0, metavar="N", help="Print the N worst jobs as well.")
-@click.option(
-    "--store", type=click.Path(path_type=Path), help="Keep simulations here for next time."
-)
-@click.option(
-    "--offset", type=click.FloatRange(0, 1), default=0.5, help="Other jobs.  [default: 0.5]"
-)
+@click.option("--jobs", type=click.IntRange(24), default=9600, show_default=True,
+              help="Jobs that bands are measured on; half as many check them.")  # fmt: skip
+@click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--store", type=click.Path(path_type=Path), default=Path("build/coarse.jsonl"),
+              show_default=True, help="Simulations are kept here.")  # fmt: skip
 @click.option("--speed", is_flag=True, help="Measure how fast formulas are evaluated instead.")
-def main(
-    as_json: bool, markdown: bool, worst: int, store: Path | None, offset: float, speed: bool
-) -> None:
-    """Compare both routes on a fixed grid of jobs; without --store this takes about 20 minutes."""
+def main(measure: bool, worst: int, jobs: int, processes: int, store: Path, speed: bool) -> None:
+    """Compare both routes on jobs drawn at random.
+
+    With --measure the bands are measured anew. A job takes about 0.25 s of one core, where its
+    simulation is not kept; an interrupted run goes on where it was.
+    """
     if speed:
         for name, per_s, scalar_s in speeds():
             click.echo(
                 f"{name:36} {per_s / 1e6:6.2f} million/s  one alone {scalar_s * 1e6:7.1f} us"
             )
         return
+    store.parent.mkdir(parents=True, exist_ok=True)
+    kept = Store(store)
+    measuring, checking = list(cells(MEASURING, jobs)), list(cells(CHECKING, jobs // 2))
+    wanted = [*(measuring if measure else ()), *checking]
     with report.progress() as advance:
-        found = rows(cells(offset), Store(store), advance)
-    groups = by_group(found)
-    if as_json:
-        click.echo(json.dumps({"groups": groups}, indent=2))
-        return
-    head = (
-        *("group", "jobs", "exact", "p10", "p50", "p90", "median size", "p90 size", "worst"),
-        *("plain median", "plain p90"),
-    )
-    lines = [head]
-    for name, group in groups.items():
-        e, plain = group["errors"], group["plain"]
-        signed = [f"{e[key]:+.1%}" for key in ("p10_signed", "median_signed", "p90_signed")]
-        size = [f"{e[key]:.1%}" for key in ("median", "p90", "worst")]
-        without = [f"{plain[key]:.1%}" for key in ("median", "p90")]
-        lines.append((name, str(e["n"]), str(group["exact"]), *signed, *size, *without))
-    if markdown:
-        for number, line in enumerate(lines):
-            click.echo(f"| {' | '.join(line)} |")
-            if number == 0:
-                click.echo("|" + "---|" * len(line))
-    else:
-        for line in lines:
-            click.echo(f"{line[0]:12} " + " ".join(f"{text:>14}" for text in line[1:]))
-    for row in sorted(found, key=lambda row: -abs(row.error))[:worst]:
-        click.echo(_line(row))
+        simulate(filter(known, wanted), kept, processes, advance)
+    if measure:
+        found = by_group(rows(measuring, kept))
+        groups = {name: grown(some) for name, some in found.items() if len(some) >= 2 * FEWEST}
+        table = Table(seed=MEASURING, drawn=jobs, groups=groups)
+        text = msgspec.json.format(msgspec.json.encode(table), indent=1)
+        bands.PATH.write_bytes(text + b"\n")
+        bands.table.cache_clear()
+    checked = rows(checking, kept)
+    text = page.page(bands.table(), checked, checking)
+    if measure:
+        PAGE.write_text(text)
+    click.echo(text)
+    by_name = {one.name: one for one in checking}
+    for each in sorted(checked, key=lambda each: -abs(each.error))[:worst]:
+        click.echo(_line(each, by_name[each.name]))
 
 
-def _line(row: Row) -> str:
-    times = f"{row.coarse_s:9.4g} s coarse {row.fine_s:9.4g} s fine {row.plain_s:9.4g} s plain"
-    return f"{row.error:+7.1%}  {times}  {row.name}"
+def _line(found: Row, one: Cell) -> str:
+    such = ", ".join(sorted(found.traits))
+    times = f"{found.coarse_s:9.4g} s coarse {found.fine_s:9.4g} s fine"
+    band = coarse.error_band(one.job).p90 or 0.0
+    return f"{found.error:+7.1%} (band {band:.1%}) {times}  {found.name} {found.group}: {such}"
 
 
 if __name__ == "__main__":

@@ -1,141 +1,159 @@
-"""Errors of the coarse model on the grid, with and without its heuristics."""
+"""Formulas and simulations of drawn jobs; simulations are kept in a file, and made in parallel."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import hashlib
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from benchmarks.coarse.grid import Cell
-from perfmodel import Job, __version__, coarse, predict
+import perfmodel
+from benchmarks.coarse.classes import Known
+from benchmarks.coarse.draw import Cell, cell
+from perfmodel import bands, build_graph, coarse, predict
+from perfmodel.bands import Class
+from perfmodel.graph import OpGraph
 
 Progress = Callable[[int, int], None]
 
+SIMULATOR = ("ahead", "engine", "eventloop", "layout", "measures", "noise", "sharing", "snapshot")
+SIMULATOR += ("steady",)
+"""Modules that decide what a simulation of a graph says."""
 
-class Row(msgspec.Struct, frozen=True):
-    """A job of the grid: iteration times (s) by simulation, by the coarse model, and by that
-    without heuristics; whether it is declared exact."""
+
+class Simulated(msgspec.Struct, frozen=True):
+    """The iteration time that simulating a job found.
+
+    ``made_of`` is a digest of the graph and the simulator: another one makes it void.
+    """
 
     name: str
-    group: str
+    made_of: str
     fine_s: float
-    coarse_s: float
-    plain_s: float
-    exact: bool
-    p90: float
-
-    @property
-    def error(self) -> float:
-        """Of the coarse model, as a fraction of the simulated iteration."""
-        return self.coarse_s / self.fine_s - 1.0
-
-    @property
-    def plain_error(self) -> float:
-        """Without heuristics."""
-        return self.plain_s / self.fine_s - 1.0
 
 
-def measured(cell: Cell, fine_s: float | None = None) -> Row:
-    """Predict a job of the grid on both routes; simulate it unless that is known."""
-    job = cell.job()
-    if fine_s is None:
-        fine_s = predict(job).iteration_s
-    band = coarse.error_band(job)
-    return Row(
-        name=cell.name,
-        group=cell.variant.group,
-        fine_s=fine_s,
-        coarse_s=float(coarse.phases(job).iteration_s),
-        plain_s=float(coarse.phases(plain(job), corrected=False).iteration_s),
-        exact=coarse.model_of(job).exact(job),
-        p90=math.inf if band.p90 is None else band.p90,
-    )
+def digest(one: Cell) -> str:
+    """A short name of all that a simulation depends on."""
+    found = hashlib.blake2b(_simulator(), digest_size=8)
+    graph = build_graph(one.job)
+    for field in OpGraph.__struct_fields__:
+        value = getattr(graph, field)
+        found.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
+    found.update(repr((one.job.seed, one.job.workers, one.job.workload.batch_size)).encode())
+    return found.hexdigest()
 
 
-def plain(job: Job) -> Job:
-    """A job as a coarse model without heuristics sees it.
+@functools.cache
+def _simulator() -> bytes:
+    folder = Path(perfmodel.__file__).parent
+    return b"".join((folder / f"{name}.py").read_bytes() for name in SIMULATOR)
 
-    Nothing overlaps, nobody is slower than the mean, and queues are those of exponential times.
-    """
-    options = job.options
-    if hasattr(options, "overlap"):
-        changed = {"overlap": False}
-        if getattr(options, "bucketing", None) == "mg_wfbp":
-            changed["bucketing"] = "layer"
-        options = msgspec.structs.replace(options, **changed)
-    return msgspec.structs.replace(job, options=options, jitter=None)
+
+def simulated(where: tuple[int, int]) -> Simulated:
+    """Simulate a job, by its seed and number."""
+    one = cell(*where)
+    return Simulated(one.name, digest(one), predict(one.job).iteration_s)
 
 
 class Store:
-    """Simulated iteration times in a file, one JSON object a line, for runs to come."""
+    """Simulations in a file, one JSON object a line: what is there is not simulated again."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self.known: dict[str, float] = {}
+        self._known: dict[tuple[str, str], Simulated] = {}
         if path is not None and path.exists():
-            for line in path.read_text().splitlines():
-                row = json.loads(line)
-                if row["version"] == __version__:
-                    self.known[row["name"]] = row["fine_s"]
+            decoder = msgspec.json.Decoder(Simulated)
+            for each in decoder.decode_lines(path.read_bytes()):
+                self._known[each.name, each.made_of] = each
 
-    def add(self, row: Row) -> None:
-        """Keep a row's time."""
-        if self._path is not None and row.name not in self.known:
-            with self._path.open("a") as file:
-                kept = {"version": __version__, "name": row.name, "fine_s": row.fine_s}
-                file.write(json.dumps(kept) + "\n")
+    def of(self, one: Cell) -> Simulated | None:
+        """The simulation of a job, if it is known."""
+        return self._known.get((one.name, digest(one)))
 
-
-def rows(
-    cells: Iterable[Cell], store: Store, progress: Progress = lambda done, of: None
-) -> list[Row]:
-    """Measure jobs, one after the other."""
-    wanted = list(cells)
-    found = []
-    for number, cell in enumerate(wanted):
-        row = measured(cell, store.known.get(cell.name))
-        store.add(row)
-        found.append(row)
-        progress(number + 1, len(wanted))
-    return found
+    def add(self, found: Simulated) -> None:
+        """Keep one more."""
+        self._known[found.name, found.made_of] = found
+        if self._path is not None:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(found) + b"\n")
 
 
-def summary(errors: Iterable[float]) -> dict[str, float]:
-    """Signed distribution of errors: 10th, 50th and 90th percentile and mean; and of their size."""
-    values = np.array(list(errors))
-    size = np.abs(values)
-    return {
-        "n": len(values),
-        "p10_signed": float(np.quantile(values, 0.1)),
-        "median_signed": float(np.median(values)),
-        "p90_signed": float(np.quantile(values, 0.9)),
-        "bias": float(values.mean()),
-        "median": float(np.median(size)),
-        "p90": float(np.quantile(size, 0.9)),
-        "worst": float(size.max()),
-    }
+def simulate(
+    jobs: Iterable[Cell],
+    store: Store,
+    processes: int = 1,
+    progress: Progress = lambda done, of: None,
+) -> None:
+    """Simulate the jobs that ``store`` does not know yet; it can be interrupted at any time."""
+    wanted = [(one.seed, one.number) for one in jobs if store.of(one) is None]
+    if processes == 1:
+        for done, where in enumerate(wanted, 1):
+            store.add(simulated(where))
+            progress(done, len(wanted))
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for done, found in enumerate(pool.imap_unordered(simulated, wanted), 1):
+            store.add(found)
+            progress(done, len(wanted))
 
 
-def by_group(found: Iterable[Row]) -> Mapping[str, dict[str, Any]]:
-    """For each group: errors of the coarse model (``errors``), without heuristics (``plain``), how
-    many jobs are declared exact, and the largest error of these."""
-    groups: dict[str, list[Row]] = {}
-    for row in found:
-        groups.setdefault(row.group, []).append(row)
-    return {
-        name: {
-            "errors": summary(row.error for row in group),
-            "inexact": summary(row.error for row in group if not row.exact)
-            if any(not row.exact for row in group)
-            else None,
-            "plain": summary(row.plain_error for row in group),
-            "exact": sum(row.exact for row in group),
-            "exact_worst": max((abs(row.error) for row in group if row.exact), default=0.0),
-        }
-        for name, group in groups.items()
-    }
+class Row(msgspec.Struct, frozen=True):
+    """A job on both routes: its group and traits, iteration times (s), and whether the formulas are
+    declared exact."""
+
+    name: str
+    group: str
+    traits: frozenset[str]
+    fine_s: float
+    coarse_s: float
+    exact: bool
+
+    @property
+    def error(self) -> float:
+        """Of the formulas, as a fraction of the simulated iteration; positive if they are slow."""
+        return self.coarse_s / self.fine_s - 1.0
+
+    def band(self, groups: dict[str, Class]) -> float:
+        """The declared error: 0 where the formulas are exact, infinite where it is not known."""
+        if self.exact:
+            return 0.0
+        if self.group not in groups:
+            return float("inf")
+        return bands.narrowest(groups[self.group], self.group, self.traits)[0].p90
+
+
+def known(one: Cell) -> bool:
+    """Whether the formulas leave out nothing that a job has."""
+    return coarse.model_of(one.job).leaves_out(one.job) is None
+
+
+def row(one: Cell, fine_s: float) -> Row:
+    """Both routes for a job whose simulated iteration time is known."""
+    found = coarse.phases(one.job)
+    return Row(
+        name=one.name,
+        group=one.group,
+        traits=bands.traits(one.job, found),
+        fine_s=fine_s,
+        coarse_s=float(found.iteration_s),
+        exact=coarse.model_of(one.job).exact(one.job),
+    )
+
+
+def rows(jobs: Sequence[Cell], store: Store) -> list[Row]:
+    """Of the jobs that are simulated, those whose formulas leave out nothing."""
+    found = [(one, store.of(one)) for one in jobs if known(one)]
+    return [row(one, each.fine_s) for one, each in found if each is not None]
+
+
+def by_group(found: Iterable[Row]) -> dict[str, list[Known]]:
+    """What classes are made of: the jobs whose formulas are not exact, by group."""
+    groups: dict[str, list[Known]] = {}
+    for each in found:
+        if not each.exact:
+            groups.setdefault(each.group, []).append(Known(each.traits, each.error))
+    return dict(sorted(groups.items()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.coarse.grid import DEVICE
+from benchmarks.coarse.draw import DEVICE
 from perfmodel import coarse, make_job
 from perfmodel.phases import quantities_of
 

@@ -22,14 +22,6 @@ from perfmodel.phases import Phases, Quantities
 from perfmodel.units import dimension_of, parse
 
 
-class Band(msgspec.Struct, frozen=True):
-    """How far a coarse model is off from the simulation, as fractions of the iteration: the
-    ``median`` and the 90th percentile ``p90`` of the errors' size."""
-
-    median: float
-    p90: float
-
-
 class Coarse(msgspec.Struct, frozen=True, kw_only=True):
     """The coarse model of an architecture.
 
@@ -38,13 +30,13 @@ class Coarse(msgspec.Struct, frozen=True, kw_only=True):
     phases : the model itself.
     exact : for which jobs it equals the simulation.
     leaves_out : what a job has that the model knows nothing of; None if there is nothing.
-    band : how far it is off for the other jobs. The benchmark of the coarse models measures it.
+
+    How far it is off for the other jobs is measured: :mod:`perfmodel.bands`.
     """
 
     phases: Callable[[Job, Quantities], Phases]
     exact: Callable[[Job], bool]
     leaves_out: Callable[[Job], str | None]
-    band: Callable[[Job], Band]
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):

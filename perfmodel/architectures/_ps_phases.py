@@ -11,18 +11,30 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
-from perfmodel.architectures import Band
 from perfmodel.architectures._messages import tensors_of
 from perfmodel.architectures._placement import slices_of
 from perfmodel.architectures._ps_options import Options
 from perfmodel.architectures._workers import left_out, plain, steady
 from perfmodel.contention import contended, regularity
 from perfmodel.job import Job
-from perfmodel.phases import Layers, Part, Phase, Phases, Quantities, Whole, held_up, mixed
+from perfmodel.phases import (
+    Layers,
+    Part,
+    Phase,
+    Phases,
+    Quantities,
+    Stage,
+    Whole,
+    held_up,
+    mixed,
+)
 from perfmodel.workload import expanded
 
 GROUPS = 16
 """Groups of workers that finish their computation at about the same time."""
+
+FEW_GROUPS = 5
+"""The same where layers overlap, which takes longer to work out."""
 
 BUNCHED = 0.5
 """How far asynchronous workers are from queueing at random towards lockstep, where servers hold
@@ -36,7 +48,13 @@ CUT_FROM, CUT_TO = 0.7, 0.9
 MANY_SERVERS = 3
 """Servers from which workers bunch wholly; two do so a quarter as much."""
 
-NO_TIME = 1e-300
+TIED = 4
+"""Repetitions after which workers that are bound to the slowest hold it up as much as they do."""
+
+OVERSHOOT = 0.583
+"""Standard deviations that a random walk of normal steps is beyond a barrier once it passes it."""
+
+NO_TIME = 1e-150
 """Stands for no time where something is divided by it (s)."""
 
 
@@ -47,20 +65,26 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
     ----------
     own_s, shared_s : for each byte, the time of the worker's own link if nobody shares it, and of
         a server's.
+    beside : others on the worker's node, which send over the same link.
     fullest : part of the model on the fullest server.
     in_step : 1 where most of the model is cut evenly over all servers, 0 where nothing is.
-    update_s : time of the server that has most to update.
-    per_tensor_s, per_byte_s : time of a server for each tensor and each byte.
+    update_s : time of the server that has most to update, with all its threads.
+    per_tensor_s, per_byte_s : the same for each tensor and each byte.
+    threads : of a server; one update takes one of them.
+    longest_s : the longest that one update takes its thread.
     sent : bytes pushed for each byte of gradients.
     """
 
     own_s: Quantity
     shared_s: Quantity
+    beside: Quantity
     fullest: Quantity
     in_step: float
     update_s: Quantity
     per_tensor_s: Quantity
     per_byte_s: Quantity
+    threads: Quantity
+    longest_s: Quantity
     sent: float
 
     @classmethod
@@ -86,13 +110,40 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
         return cls(
             own_s=1.0 / q.bandwidth_bytes_per_s,
             shared_s=1.0 / q.server_bandwidth_bytes_per_s,
+            beside=0.0 if options.local_aggregation else q.on_a_nic(q.fullest) - 1.0,
             fullest=fullest,
             in_step=in_step,
             update_s=update_s,
             per_tensor_s=tensor_s,
             per_byte_s=byte_s,
+            threads=q.update_threads,
+            longest_s=_longest_s(q, tensor_s, byte_s),
             sent=options.sent_share,
         )
+
+
+def _longest_s(q: Quantities, tensor_s: Quantity, byte_s: Quantity) -> Quantity:
+    """The longest update of a part of the model on one thread; 0 where it is one piece."""
+    if isinstance(q.layers, Whole):
+        return 0.0
+    parts = {part for parts in q.layers.parts for part in parts}
+    each = {(part.tensors, part.bytes) for part in parts}
+    return q.update_threads * maximum(*(n * tensor_s + size * byte_s for n, size in each), 0.0)
+
+
+class Flows(msgspec.Struct, frozen=True, eq=False):
+    """How many workers pull, push and are updated at the same time, itself included.
+
+    ``own_pulling`` and ``own_pushing`` are those that share the link of its node; ``in_step`` is
+    whether all wait for all.
+    """
+
+    pulling: Quantity
+    pushing: Quantity
+    updating: Quantity
+    own_pulling: Quantity
+    own_pushing: Quantity
+    in_step: bool = False
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -108,8 +159,9 @@ def phases(job: Job, q: Quantities) -> Phases:
         q = msgspec.structs.replace(q, layers=placed)
     if options.sync == "bsp":
         return _together(job, q)
-    found = _apart(job, q)
-    return _bounded(job, q, found) if options.sync == "ssp" else found
+    if options.sync == "ssp" and options.staleness_bound == 0.0:
+        return _each_step(job, q)
+    return _apart(job, q)
 
 
 def _placed(job: Job, layers: Layers) -> Layers:
@@ -126,8 +178,15 @@ def _together(job: Job, q: Quantities) -> Phases:
     """BSP: all workers do the same at once, at the pace of the slowest."""
     options: Options = job.options
     pushers = q.nodes if options.local_aggregation else q.workers
-    late = q.slowest(late=options.backup_workers)
-    found = _lap(job, q, Demands.of(job, q), late, (pushers, pushers, pushers))
+    demands = Demands.of(job, q)
+    # where links differ, the slowest of what workers have of them
+    own_s = 1.0 / (q.bandwidth_bytes_per_s if options.local_aggregation else q.at_once_bytes_per_s)
+    demands = msgspec.structs.replace(demands, own_s=own_s)
+    spare = options.backup_workers
+    if options.overlap or options.duplex:
+        found = q.at_paces(lambda late: _in_step(job, q, demands, late, pushers), late=spare)
+    else:  # nothing is hidden, so that the mean pace is as good
+        found = _in_step(job, q, demands, q.slowest(late=spare), pushers)
     return msgspec.structs.replace(
         found,
         busy_s={name: pushers * seconds for name, seconds in found.busy_s.items()},
@@ -135,34 +194,71 @@ def _together(job: Job, q: Quantities) -> Phases:
     )
 
 
-def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Sequence[Quantity]) -> Phases:
-    """An iteration of a worker that computes ``late`` times as long as usual.
+def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quantity) -> Phases:
+    """An iteration in which all wait for all, and the slowest computes for so long.
 
-    ``flows`` are how many workers pull, push and are updated at the same time, itself included.
+    All pull at the same time. Whoever computes for less time pushes before the slowest, so that an
+    iteration is over when the last of the pushes is that follow: those of the slowest alone, or of
+    all who were not faster than a group of them. A line that is always busy with what there is has
+    no other end (Pinedo, "Scheduling", 5th ed., section 4.1).
     """
     options: Options = job.options
+    all_at_once = Flows(pushers, pushers, pushers, 1.0, 1.0, in_step=True)
+    alone = is_symbol(q.workers) or q.alike or not (options.overlap or options.duplex)
+    if alone or options.local_aggregation or options.backup_workers:
+        return _lap(job, q, d, late, all_at_once)
+    own = 1.0 / q.on_a_nic(q.fullest)
+    fastest = [q.on_a_nic(kind.devices) / kind.bandwidth_bytes_per_s for kind in q.classes]
+    others = msgspec.structs.replace(d, own_s=minimum(d.own_s, d.own_s, *fastest))
+    found = []
+    for group, factor in enumerate([*q.typical(FEW_GROUPS), late]):
+        rest = maximum(pushers * (FEW_GROUPS - group) / FEW_GROUPS, 1.0)
+        flows = Flows(pushers, rest, rest, 1.0, maximum(rest / pushers, own), in_step=True)
+        last = group == FEW_GROUPS
+        found.append(_lap(job, q, d if last else others, minimum(factor, late), flows))
+    slowest = found[-1]
+    longer = maximum(*(each.iteration_s for each in found)) - slowest.iteration_s
+    push = Phase(slowest.parts["push"].seconds + longer, "network")
+    return msgspec.structs.replace(slowest, parts={**slowest.parts, "push": push})
+
+
+def _each_step(job: Job, q: Quantities) -> Phases:
+    """SSP with a bound of 0: all wait for all, as with BSP, but each gradient is an update."""
+    found = _together(job, q)
+    parts = {name: part for name, part in found.parts.items() if part.cause != "straggler"}
+    waiting = sum(part.seconds for part in found.parts.values() if part.cause == "straggler")
+    return msgspec.structs.replace(
+        found,
+        parts={**parts, "staleness bound": Phase(waiting, "staleness_bound")},
+        updates=1.0,
+        # all read the same version, and are applied one after the other
+        staleness=(q.workers - 1.0) / 2.0,
+    )
+
+
+def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> Phases:
+    """An iteration of a worker that computes ``late`` times as long as usual."""
+    options: Options = job.options
     m = q.gradient_bytes
-    pulling, pushing, updating = flows
+    pulling_s, pushing_s = flows.pulling * d.shared_s, flows.pushing * d.shared_s
+    own_pulling_s, own_pushing_s = d.own_s * flows.own_pulling, d.own_s * flows.own_pushing
+    updating = flows.updating
     compute, latency = q.forward_s + q.backward_s, 2.0 * q.latency_s
     encode_per_byte_s = options.encode_per_byte_s * q.slowdown
     work = compute + encode_per_byte_s * m
-    pull_own_s, push_own_s = d.own_s, d.own_s
-    if not options.local_aggregation:  # of those at any server, some are on the worker's own link
-        pull_own_s, push_own_s = (
-            d.own_s * q.sharing_a_nic(1.0 + (at_one - 1.0) * q.servers)
-            for at_one in (pulling, pushing)
-        )
     # of workers that differ, those that are late give up
     least = minimum(late, 1.0) if options.backup_workers and q.classes else 1.0
     if options.overlap or options.duplex:
         # what a worker gets from all servers together comes at the rate of its own link at most
-        pull_s = maximum(pull_own_s / d.fullest, pulling * d.shared_s)
+        pull_s = maximum(own_pulling_s / d.fullest, pulling_s)
+        # of several threads an update takes one
+        longer = maximum(d.threads / updating, 1.0)
         stages = [
-            (0.0, d.sent * maximum(push_own_s / d.fullest, pushing * d.shared_s)),
-            (updating * d.per_tensor_s, updating * d.per_byte_s),
+            Stage(0.0, d.sent * maximum(own_pushing_s / d.fullest, pushing_s)),
+            Stage(updating * d.per_tensor_s, updating * d.per_byte_s, longer),
         ]
         if options.duplex:
-            stages.append((0.0, pull_s))
+            stages.append(Stage(0.0, pull_s))
         computed, *ends, last = q.layers.backward_and_send_s(
             q.scale * late,
             stages,
@@ -178,10 +274,10 @@ def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Sequence[Qu
             ends.append(ends[-1] + pulled)
         push, update, pull = (z - a for a, z in itertools.pairwise([computed, *ends]))
     else:
-        pull = m * maximum(pull_own_s, pulling * d.fullest * d.shared_s)
-        push = m * d.sent * maximum(push_own_s, pushing * d.fullest * d.shared_s)
-        update = updating * d.update_s
-    if options.sync == "bsp" and q.random and not options.overlap:
+        pull = m * maximum(own_pulling_s, d.fullest * pulling_s)
+        push = m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s)
+        update = maximum(updating * d.update_s, d.longest_s)
+    if flows.in_step and not options.overlap and not q.alike and not is_symbol(q.workers):
         push, update = _one_by_one(q, late, push, update)
     link_s = d.shared_s * d.fullest * m
     return Phases(
@@ -219,7 +315,8 @@ def _one_by_one(
         sent = maximum(sent, compute * minimum(factor, late)) + push_s / GROUPS
         applied = maximum(applied, sent) + update_s / GROUPS
     end = compute * late
-    apart = minimum(2.0 * compute * (late - 1.0) / maximum(push_s, NO_TIME), 1.0)
+    later = maximum(late - 1.0, 0.0)
+    apart = minimum(2.0 * compute * later / maximum(push_s, NO_TIME), 1.0)
     return (
         apart * (sent - end) + (1.0 - apart) * push_s,
         apart * (applied - sent) + (1.0 - apart) * update_s,
@@ -227,45 +324,72 @@ def _one_by_one(
 
 
 def _apart(job: Job, q: Quantities) -> Phases:
-    """ASP: workers go round on their own, and slow each other down where they meet."""
+    """ASP: workers go round on their own, and slow each other down where they meet.
+
+    SSP: nobody is more than ``staleness_bound`` iterations ahead of the slowest, so that all go as
+    fast as it does in the long run.
+    """
     options: Options = job.options
     kinds = q.by_class()
     each = [Demands.of(job, kind) for kind in kinds]
-    d = each[0]
-    link_s = d.shared_s * d.fullest * q.gradient_bytes
-    demands = (link_s, d.sent * link_s, d.update_s)
+    link_s = each[0].shared_s * each[0].fullest * q.gradient_bytes
+    demands = [link_s, each[0].sent * link_s, each[0].update_s]
+    beside = job.cluster.devices_per_node > job.cluster.nics_per_node
+    even = regularity(each[0].update_s, link_s) if q.corrected else 0.0
+    regular = [even, even, 1.0 if q.corrected else 0.0]
+    if beside:  # workers of a node meet on its link as well
+        demands, regular = [*demands, 0.0, 0.0], [*regular, 0.0, 0.0]
 
-    def slowed(kind: Quantities, own: Demands, others: Sequence[Quantity]) -> Phases:
-        return _lap(job, kind, own, 1.0, [1.0 + found for found in others])
+    def slowed(
+        kind: Quantities, own: Demands, others: Sequence[Quantity], late: Quantity
+    ) -> Phases:
+        return _lap(job, kind, own, late, _flows(q, own, others))
 
-    def lap_of(kind: Quantities, own: Demands) -> Any:
+    def lap_of(kind: Quantities, own: Demands, least_s: Quantity) -> Any:
         def lap(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
             held = [(1.0 + found) * demand for found, demand in zip(others, demands, strict=True)]
-            return slowed(kind, own, others).iteration_s, held
+            if beside:
+                flows, own_s = _flows(q, own, others), own.own_s * q.gradient_bytes
+                held[3:] = [flows.own_pulling * own_s, flows.own_pushing * own.sent * own_s]
+            return maximum(slowed(kind, own, others, 1.0).iteration_s, least_s), held
 
         return lap
 
-    even = regularity(d.update_s, link_s) if q.corrected else 0.0
-    found = contended(
-        q.counts,
-        demands,
-        [lap_of(kind, own) for kind, own in zip(kinds, each, strict=True)],
-        even=(even, even, 1.0 if q.corrected else 0.0),
-        stations=("pull", "push", "update"),
-    )
-    laps = [slowed(*row) for row in zip(kinds, each, found, strict=True)]
-    if options.servers > 1 and q.corrected:
-        cycle_s = mixed(q.counts, laps).iteration_s
-        found = [_bunched(q, d, link_s / cycle_s, others) for others in found]
-        laps = [slowed(*row) for row in zip(kinds, each, found, strict=True)]
+    def settled(least_s: Quantity) -> list[list[Quantity]]:
+        found = contended(
+            q.counts,
+            demands,
+            [lap_of(kind, own, least_s) for kind, own in zip(kinds, each, strict=True)],
+            even=regular,
+            stations=("pull", "push", "update", "own pull", "own push")[: len(demands)],
+        )
+        if options.servers > 1 and q.corrected:
+            laps = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
+            use = link_s / maximum(mixed(q.counts, laps).iteration_s, least_s)
+            found = [_bunched(q, each[0], use, others) for others in found]
+        return found
+
+    found = settled(0.0)
+    slowest_s: Quantity = 0.0
+    if options.sync == "ssp" and options.staleness_bound < math.inf:
+        late = _late(q, int(options.staleness_bound))
+        step_s, tied = _burst(job, q, kinds, each, late)
+        for _ in range(TIED):
+            rows = zip(kinds, each, found, late, strict=True)
+            slowest_s = maximum(0.0, *(slowed(*row).iteration_s for row in rows))
+            slowest_s = slowest_s + tied * maximum(step_s - slowest_s, 0.0)
+            found = settled(slowest_s)
+    laps = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
+    if options.sync == "ssp":
+        laps = [_bounded(lap, slowest_s) for lap in laps]
     result = held_up(
         q.counts,
         laps,
         links_s=maximum(
             q.workers * maximum(*demands[:2]),
-            q.on_a_nic(q.fullest) * maximum(1.0, d.sent) * d.own_s * q.gradient_bytes,
+            q.on_a_nic(q.fullest) * maximum(1.0, each[0].sent) * each[0].own_s * q.gradient_bytes,
         ),
-        servers_s=q.workers * d.update_s,
+        servers_s=q.workers * demands[2],
     )
     together = options.softsync
     return msgspec.structs.replace(
@@ -278,6 +402,68 @@ def _apart(job: Job, q: Quantities) -> Phases:
     )
 
 
+def _late(q: Quantities, bound: int) -> list[Quantity]:
+    """For each class, how much longer than its mean it computes where others wait for it: the
+    slowest, as far as others catch up with the bound."""
+    longer = q.slowest_followed(bound) / q.unequal
+    most = max((kind.scale for kind in q.classes), default=0.0)
+    return [longer if kind.scale == most else 1.0 for kind in q.classes] or [longer]
+
+
+def _burst(
+    job: Job,
+    q: Quantities,
+    kinds: Sequence[Quantities],
+    each: Sequence[Demands],
+    late: Sequence[Quantity],
+) -> tuple[Quantity, Quantity]:
+    """An iteration of SSP (s) if everybody is as far ahead of the slowest as may be, and the part
+    of the workers for whom that is so.
+
+    All are then let go at the same time, when the slowest is done, as with BSP.
+    """
+    bound, n = job.options.staleness_bound, q.workers
+    d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
+    step = _in_step(job, q, d, q.slowest_followed(int(bound)), n)
+    laps_s = []
+    for kind, own, longer in zip(kinds, each, late, strict=True):
+        beside = kind.on_a_nic(kind.fullest)
+        laps_s.append(_lap(job, kind, own, longer, Flows(n, n, n, beside, beside)).iteration_s)
+    most_s = maximum(0.0, *laps_s)
+    return step.iteration_s, _tied(q, bound, [most_s / seconds for seconds in laps_s])
+
+
+def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
+    """The part of all others that is held up at the bound in an iteration, on average.
+
+    Of each class it is given how many times ``faster`` than the slowest it is. The lead of a worker
+    over the slowest is a random walk with drift between reflecting barriers: but for
+    exp(-2 drift bound / variance) of the time it is near the far one (Harrison, "Brownian Motion
+    and Stochastic Flow Systems", 1985, section 5.6). What it gains there is waited for in steps as
+    long as the walk overshoots a barrier, 0.583 standard deviations and the drift (Siegmund,
+    "Sequential Analysis", 1985, section 10.4).
+    """
+    if not q.classes:
+        return 0.0
+    spread = 2.0**0.5 * q.cv
+    parts = []
+    for count, times in zip(q.counts, faster, strict=True):
+        drift = maximum(times - 1.0, 0.0)
+        away = np.exp(-minimum(2.0 * bound * drift / maximum(spread, NO_TIME) ** 2, 100.0))
+        parts.append(count * (1.0 - away) * drift / maximum(drift + OVERSHOOT * spread, NO_TIME))
+    return minimum(sum(parts) / (q.workers - 1.0), 1.0)
+
+
+def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
+    """With so many others at each station. Of those on all nodes, the ones on its own meet a worker
+    on the link of its node."""
+    pulling, pushing, updating = (1.0 + found for found in others[:3])
+    if len(others) == 3:
+        return Flows(pulling, pushing, updating, 1.0, 1.0)
+    part = d.beside / maximum(q.workers - 1.0, 1.0)
+    return Flows(pulling, pushing, updating, *(1.0 + part * found for found in others[3:]))
+
+
 def _bunched(
     q: Quantities, d: Demands, use: Quantity, others: Sequence[Quantity]
 ) -> list[Quantity]:
@@ -287,24 +473,20 @@ def _bunched(
     """
     busy = minimum(q.workers * use, 1.0)
     share = where(d.fullest * q.servers > 1.0 + 1e-9, BUNCHED * d.in_step * busy**2, 0.0)
-    pulling, pushing, updating = others
+    pulling, pushing, *rest = others
     everybody = q.workers - 1.0
     return [
         pulling + share * (everybody - pulling),
         pushing + share * (everybody - pushing),
-        updating,
+        *rest,
     ]
 
 
-def _bounded(job: Job, q: Quantities, found: Phases) -> Phases:
-    """SSP: nobody is more than ``staleness_bound`` iterations ahead of the slowest."""
-    bound = job.options.staleness_bound
-    if bound == math.inf:
-        return found
-    slowest = q.slowest() if bound == 0 else q.slowest_followed(int(bound))
-    late = maximum((q.forward_s + q.backward_s) * slowest - found.iteration_s, 0.0)
+def _bounded(lap: Phases, slowest_s: Quantity) -> Phases:
+    """A lap that takes as long as that of the slowest at least."""
+    late = maximum(slowest_s - lap.iteration_s, 0.0)
     return msgspec.structs.replace(
-        found, parts={**found.parts, "staleness bound": Phase(late, "staleness_bound")}
+        lap, parts={**lap.parts, "staleness bound": Phase(late, "staleness_bound")}
     )
 
 
@@ -318,6 +500,8 @@ def exact(job: Job) -> bool:
     first = options.duplex or not options.overlap or expanded(job.workload).layers[0].tensor_bytes
     one_by_one = options.servers == 1 and job.cluster.update_threads == 1
     simple = bool(first) and one_by_one and leaves_out(job) is None
+    if options.sync == "ssp" and options.staleness_bound == 0.0:  # wherever workers start
+        return simple and plain(msgspec.structs.replace(job, start="together"))
     if options.sync == "bsp":
         return simple and plain(job) and options.backup_workers == 0
     alone = job.workers == 1 and options.softsync == 1
@@ -343,13 +527,3 @@ def leaves_out(job: Job) -> str | None:
             and job.workers > options.servers,
         },
     )
-
-
-def band(job: Job) -> Band:
-    """How far the coarse model is off where it is not exact."""
-    options: Options = job.options
-    if options.sync != "bsp":
-        return Band(0.05, 0.16)
-    if options.backup_workers:  # next to nothing on the benchmark's jobs, much on small ones
-        return Band(0.05, 0.30)
-    return Band(0.01, 0.05) if options.overlap or steady(job) else Band(0.03, 0.08)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, floor_half, is_symbol, maximum, where
-from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._gossip import Partners, add_begin, add_network
 from perfmodel.architectures._measured import Use
 from perfmodel.architectures._workers import (
@@ -197,7 +197,5 @@ ARCHITECTURE = Architecture(
         "averaging takes no time",
     ),
     source="Lian et al., ICML 2018, arXiv 1710.06952",
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.04)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

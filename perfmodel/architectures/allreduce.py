@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel import collectives, costs
 from perfmodel.algebra import Quantity, maximum, minimum, where
-from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._collectives import Communicator, add_sends
 from perfmodel.architectures._measured import Fastest, Rate, Use, measured_in, measured_notes
 from perfmodel.architectures._members import Cost, Members
@@ -478,6 +478,8 @@ def _rate(job: Job, q: Quantities) -> Rate | Fastest:
     """What it takes to sum gradients, by the bytes of one worker's before compression."""
     options: Options = job.options
     sent = options.sent_share
+    if options.each_send:  # every send takes what it takes, whatever was measured
+        q = msgspec.structs.replace(q, collectives=())
     if options.sparse:
         return all_gather_rate(q).sent(q.workers * sent)
     rate = all_reduce_rate(job, q, options.reduction)
@@ -487,8 +489,12 @@ def _rate(job: Job, q: Quantities) -> Rate | Fastest:
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, and what of the collectives it does not hide."""
+    return q.at_paces(lambda late: _phases(job, q, late))
+
+
+def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
+    """The same where the slowest worker computes ``late`` times as long as the mean one."""
     options: Options = job.options
-    late = q.slowest()
     rate, alone = _rate(job, q), q.workers <= 1
     if isinstance(q.layers, Whole):
         shares, numbers = [1.0], [0]
@@ -646,7 +652,5 @@ ARCHITECTURE = Architecture(
     fold=_fold,
     notes=notes,
     unused=lambda options: options.unused,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.03)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

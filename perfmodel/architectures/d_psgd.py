@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
-from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._gossip import add_begin, add_network
 from perfmodel.architectures._measured import Use
 from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, equal, left_out
@@ -17,10 +17,9 @@ from perfmodel.phases import Phase, Phases, Quantities, quantities_of
 NEIGHBOURHOOD = 6
 """Workers whose slowest one sets the pace, where each waits for its neighbours only."""
 
-
-SLACK = 1.5
-"""What jitter costs a worker that gets its neighbours' models a whole iteration before it waits for
-them, as a multiple of the squared coefficient of variation. Found by simulation."""
+STEPS = 0.85
+"""Steps over which jitter averages out, times the squared coefficient of variation's root, where
+the neighbours' models have a whole iteration to come in. Found by simulation."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,13 +86,19 @@ def _add_exchange(
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, and what of the exchange with the neighbours it does not hide."""
     alone = q.workers <= 1
-    late = msgspec.structs.replace(q, workers=minimum(q.workers, NEIGHBOURHOOD)).slowest()
-    if job.options.overlap:
-        late = minimum(q.unequal + SLACK * q.cv**2, late) if q.random else q.unequal
     compute = q.forward_s + q.backward_s
     use, exchange = _exchange(q)
-    exchange = maximum(*exchange)
-    shown = maximum(exchange - compute * late, 0.0) if job.options.overlap else exchange
+    late = _pace(job, q)
+    ways = [(late, maximum(*exchange))]
+    if q.classes:  # the slowest to compute need not be the slowest to send
+        most = max(kind.scale for kind in q.classes)
+        ways = [
+            (late * scale / most, maximum(*_exchange(_linked(q, link))[1]))
+            for scale, link in _around(job)
+        ]
+    # of a ring of workers who wait for each other, the slowest sets the pace
+    step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in ways))
+    shown = step - compute * late
     return Phases(
         parts={
             "compute": Phase(compute + q.optimizer_s, "compute"),
@@ -126,6 +131,52 @@ def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
     between_s = where(away, nic_s + q.latency_s, 0.0)
     within_s = inside_s + where(flows > 0.0, q.inside_latency_s, 0.0)
     return Use(nic_s, 0.0, inside_s), (between_s, within_s)
+
+
+def _linked(q: Quantities, bandwidth_bytes_per_s: float) -> Quantities:
+    """The same with links of another rate."""
+    return msgspec.structs.replace(q, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+
+
+def _step(job: Job, compute_s: Quantity, exchange_s: Quantity) -> Quantity:
+    """Computation beside an exchange or, without overlap, before it."""
+    return maximum(compute_s, exchange_s) if job.options.overlap else compute_s + exchange_s
+
+
+def _pace(job: Job, q: Quantities) -> Quantity:
+    """How many times longer than the average the slowest worker computes, with its neighbourhood.
+
+    Where workers differ, the neighbourhood is the slowest one and a part of all others.
+    """
+    near = minimum(q.workers, NEIGHBOURHOOD)
+    if q.classes:
+        part = (near - 1.0) / (q.workers - 1.0)
+        most = max(kind.scale for kind in q.classes)
+        slowest = next(kind for kind in q.classes if kind.scale == most)
+        q = msgspec.structs.replace(
+            q,
+            classes=tuple(
+                msgspec.structs.replace(
+                    kind, count=kind.count * part + (1.0 - part) * (kind is slowest)
+                )
+                for kind in q.classes
+            ),
+        )
+    q = msgspec.structs.replace(q, workers=near)
+    if not job.options.overlap or not q.random or is_symbol(q.workers):
+        return q.slowest()
+    return q.slowest(steps=maximum((STEPS / q.cv) ** 2, 1.0))
+
+
+def _around(job: Job) -> set[tuple[float, float]]:
+    """Of each worker, how many times longer than profiled it computes, and the slowest of its links
+    and those of its neighbours (bytes/s)."""
+    cluster, every = job.cluster, range(job.workers)
+    links = [cluster.nic_of(cluster.node_of_worker(worker)) for worker in every]
+    near = neighbours(job.workers).tolist()
+    return {
+        (job.slowdown(i), min(links[j].goodput_bytes_per_s for j in (i, *near[i]))) for i in every
+    }
 
 
 def exact(job: Job) -> bool:
@@ -169,7 +220,5 @@ ARCHITECTURE = Architecture(
     ),
     source="Lian et al., NIPS 2017, arXiv 1705.09056",
     fold=_fold,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=left_out, band=lambda job: Band(0.003, 0.02)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

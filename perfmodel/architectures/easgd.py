@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, maximum
-from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
+from perfmodel.architectures import Architecture, Coarse, ModelAge
 from perfmodel.architectures._gossip import add_begin
 from perfmodel.architectures._messages import tensors_of
 from perfmodel.architectures._network import Network, homes_of, node_names
@@ -25,7 +25,8 @@ MOST_SERVERS = 10_000
 AXES: tuple[Axis, Axis] = (("worker", None), ("server", None))
 
 
-STATIONS = ("pull", "push", "update")
+STATIONS = ("pull", "push", "update", "own pull", "own push")
+"""Where workers meet: at the servers, and on the link of their node where several share one."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,11 +145,19 @@ def phases(job: Job, q: Quantities) -> Phases:
     whole_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
     update_s = whole_s / q.servers / q.update_threads
     demands = (shared_s, shared_s, update_s)
+    # workers of a node meet on its link as well
+    beside = 2 * (job.cluster.devices_per_node > job.cluster.nics_per_node)
     kinds = q.by_class()
     laps = [_lap_of(job, kind, demands) for kind in kinds]
     even = regularity(update_s, shared_s) if q.corrected else 0.0
-    busy = (even, even, 1.0 if q.corrected else 0.0)
-    found = contended(q.counts, demands, laps, even=busy, stations=STATIONS)
+    busy = (even, even, 1.0 if q.corrected else 0.0, *(0.0,) * beside)
+    found = contended(
+        q.counts,
+        (*demands, *(0.0,) * beside),
+        laps,
+        even=busy,
+        stations=STATIONS[: len(demands) + beside],
+    )
     rows = zip(kinds, found, strict=True)
     periods = [_period(job, kind, demands, others) for kind, others in rows]
     often = q.workers / job.options.period
@@ -174,14 +183,25 @@ def _exchange(
     q: Quantities, demands: Demands, others: Sequence[Quantity]
 ) -> tuple[Quantity, Quantity]:
     """Seconds that a period waits for its pull, and then until its update is done."""
-    own_s = q.gradient_bytes / q.bandwidth_bytes_per_s
     pull, push, update = (
-        (1.0 + found) * seconds for found, seconds in zip(others, demands, strict=True)
+        (1.0 + found) * seconds for found, seconds in zip(others[:3], demands, strict=True)
     )
-    leaving, coming = (q.sharing_a_nic(1.0 + found) * own_s for found in others[:2])
-    there, back = maximum(leaving, pull) + q.latency_s, maximum(coming, push) + q.latency_s
+    own_pull, own_push = _own(q, others)
+    there, back = maximum(own_pull, pull) + q.latency_s, maximum(own_push, push) + q.latency_s
     # of several threads one's own update takes one, and waits until one is free
     return there, back + update + (q.update_threads - 1.0) * demands[2]
+
+
+def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]:
+    """Seconds of the pull and the push on the link of the worker's node, beside those who share it:
+    of the others, as many as are on that node."""
+    own_s = q.gradient_bytes / q.bandwidth_bytes_per_s
+    if len(others) == 3:
+        return own_s, own_s
+    beside = q.on_a_nic(q.fullest) - 1.0
+    part = beside / maximum(q.workers - 1.0, 1.0)
+    pull, push = (own_s * (1.0 + part * found) for found in others[3:])
+    return pull, push
 
 
 def _lap_of(job: Job, q: Quantities, demands: Demands) -> Lap:
@@ -190,7 +210,9 @@ def _lap_of(job: Job, q: Quantities, demands: Demands) -> Lap:
 
     def lap(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
         pull, rest = _exchange(q, demands, others)
-        held = [(1.0 + found) * demand for found, demand in zip(others, demands, strict=True)]
+        held = [(1.0 + found) * demand for found, demand in zip(others[:3], demands, strict=True)]
+        if len(others) > 3:
+            held += _own(q, others)
         return pull + maximum(steps_s, rest), held
 
     return lap
@@ -275,7 +297,5 @@ ARCHITECTURE = Architecture(
     ),
     source="Zhang, Choromanska, LeCun, NIPS 2015, arXiv 1412.6651",
     model_age=model_age,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.02, 0.09)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, maximum, where
-from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._collectives import Communicator
 from perfmodel.architectures._measured import Use, measured_notes
 from perfmodel.architectures._members import Members
@@ -187,8 +187,13 @@ def _in_issue_order(
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, and what of gathering parameters and scattering gradients it does not hide."""
+    return q.at_paces(lambda late: _phases(job, q, late))
+
+
+def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
+    """The same where the slowest worker computes ``late`` times as long as the mean one."""
     options: Options = job.options
-    late, alone = q.slowest(), q.workers <= 1
+    alone = q.workers <= 1
     units = q.layers.once(
         ("units", job.options), lambda: units_of(job.workload, options.unit_bytes)
     )
@@ -347,7 +352,5 @@ ARCHITECTURE = Architecture(
     fold=_fold,
     notes=notes,
     unused=lambda options: options.unused,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.005, 0.1)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import msgspec
 
 from perfmodel.algebra import Quantity, is_symbol, maximum, where
-from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
+from perfmodel.architectures import Architecture, Coarse, ModelAge
 from perfmodel.architectures._gossip import Partners, add_begin, add_network, others
 from perfmodel.architectures._measured import Use
 from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, steady
@@ -92,17 +92,23 @@ def _add_merges(
 
 def phases(job: Job, q: Quantities) -> Phases:
     """A worker's iteration; each goes at its own pace."""
-    return mixed(q.counts, [_alone(job, kind) for kind in q.by_class()])
+    return mixed(q.counts, [_alone(job, kind, q) for kind in q.by_class()])
 
 
-def _alone(job: Job, q: Quantities) -> Phases:
-    """Computation and merging, or sending where that takes longer."""
+def _alone(job: Job, q: Quantities, everybody: Quantities) -> Phases:
+    """Computation and merging, or sending where that takes longer.
+
+    Each link gets as many models as its workers send, so that nobody sends faster than the slowest
+    one receives.
+    """
     options: Options = job.options
     p, alone = options.probability, q.workers <= 1
     compute = q.forward_s + q.backward_s + q.optimizer_s
     merge = p * options.merge_per_model_s * q.slowdown
     use, sending = _sending(q)
-    late = maximum(p * sending - compute - merge, 0.0)
+    away = maximum(q.workers - q.fullest, 0.0) / maximum(q.workers - 1.0, 1.0)
+    slowest = away * q.gradient_bytes / everybody.at_once_bytes_per_s
+    late = maximum(p * maximum(sending, slowest) - compute - merge, 0.0)
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
@@ -195,7 +201,5 @@ ARCHITECTURE = Architecture(
     source="Blot, Picard, Cord, Thome, 2016, arXiv 1611.01852",
     unused=_unused,
     model_age=model_age,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=left_out, band=lambda job: Band(0.003, 0.06)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from perfmodel.algebra import where
-from perfmodel.architectures import Architecture, Band, Coarse, ModelAge
+from perfmodel.architectures import Architecture, Coarse, ModelAge
 from perfmodel.architectures._collectives import Communicator
 from perfmodel.architectures._measured import measured_notes
 from perfmodel.architectures._members import Members
@@ -150,7 +150,5 @@ ARCHITECTURE = Architecture(
     notes=notes,
     unused=lambda options: options.unused,
     model_age=model_age,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

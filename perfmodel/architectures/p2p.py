@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.algebra import Quantity, is_symbol, maximum, where
-from perfmodel.architectures import Architecture, Band, Coarse
+from perfmodel.architectures import Architecture, Coarse
 from perfmodel.architectures._measured import Use
 from perfmodel.architectures._messages import TRANSMISSION_HELP, Transmission, tensors_of
 from perfmodel.architectures._network import Network
@@ -18,7 +18,7 @@ from perfmodel.architectures._workers import Workers, add_workers, equal, left_o
 from perfmodel.errors import number
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities, Whole
+from perfmodel.phases import Phase, Phases, Quantities, Stage, Whole
 from perfmodel.workload import expanded
 
 
@@ -175,8 +175,13 @@ class _Lines:
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, updates, and what of the exchange they do not hide."""
+    return q.at_paces(lambda late: _phases(job, q, late))
+
+
+def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
+    """The same where the slowest worker computes ``late`` times as long as the mean one."""
     options: Options = job.options
-    late, alone = q.slowest(), q.workers <= 1
+    alone = q.workers <= 1
     sharded = options.exchange == "sharded"
     parts = q.workers if sharded else 1.0
     sent = options.sent_share / parts
@@ -241,14 +246,12 @@ def _exposed_s(
         for per_byte_s, hop_s in paths:
             computed, _, end = layers.backward_and_send_s(
                 scale,
-                [(0.0, per_byte_s)],
+                [Stage(0.0, per_byte_s)],
                 encode_per_byte_s=encode_per_byte_s,
                 latency_s=hop_s,
                 overlap=overlap,
             )
-            late.append(
-                end - computed + (per_byte_s * q.gradient_bytes + hop_s if back else 0.0)
-            )
+            late.append(end - computed + (per_byte_s * q.gradient_bytes + hop_s if back else 0.0))
         return functools.reduce(maximum, late)
     first_s = layers.first_s * scale if overlap else 0.0
     sizes = layers.bytes[::-1]
@@ -356,7 +359,5 @@ ARCHITECTURE = Architecture(
     "SoCC 2016, doi 10.1145/2987550.2987586",
     fold=_fold,
     unused=_unused,
-    coarse=Coarse(
-        phases=phases, exact=exact, leaves_out=leaves_out, band=lambda job: Band(0.003, 0.02)
-    ),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -16,9 +16,8 @@ from perfmodel.architectures._messages import TRANSMISSION_HELP
 from perfmodel.architectures._network import Network, homes_of, node_names
 from perfmodel.architectures._placement import slices_of
 from perfmodel.architectures._ps_options import Options
-from perfmodel.architectures._ps_phases import band, exact, leaves_out, phases
+from perfmodel.architectures._ps_phases import exact, leaves_out, phases
 from perfmodel.architectures._workers import Workers, add_workers, stagger_s
-from perfmodel.errors import InputError
 from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
 from perfmodel.job import Job
 
@@ -297,11 +296,6 @@ class _Builder:
     def _quorum(self, update: Ids, fresh: Ids, pull: Ids) -> None:
         """Backup workers: the update waits for all but a few; the late ones' gradients are lost."""
         b, needed = self.b, self.job.workers - self.options.backup_workers
-        if needed < 1:
-            raise InputError(
-                f"backup_workers: {self.options.backup_workers} of {self.job.workers} workers "
-                "leave nobody to wait for"
-            )
         worker = (("worker", None),)
         own = b.ops("gradient applied", (len(update),), group=self.pushers.worker, axes=worker)
         b.edge(update, own[:, None])
@@ -407,5 +401,5 @@ ARCHITECTURE = Architecture(
     "doi 10.1145/3341301.3359642",
     aliases={sync: {"sync": sync} for sync in ("bsp", "asp", "ssp")},
     unused=_unused,
-    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, band=band),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

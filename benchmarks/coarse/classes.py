@@ -1,0 +1,103 @@
+"""Classes of jobs whose formulas are about as far off: a tree of traits for each group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from perfmodel.bands import Class
+
+FEWEST = 24
+"""Jobs of a class at least, of those that its band is measured on."""
+
+DEEPEST = 4
+"""Traits that a class has at most."""
+
+GAIN = 0.1
+"""Least part by which a split has to narrow the mean band, on a logarithmic scale."""
+
+LEAST = 0.002
+"""Bands narrower than this are as good as this one: random jobs are not simulated to more."""
+
+WITHIN = 0.9
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What is known of a job: the traits of its class, and how far the formulas are off."""
+
+    traits: frozenset[str]
+    error: float
+
+
+def band(errors: Sequence[float]) -> float:
+    """The error that nine in ten further jobs are within.
+
+    The k-th smallest of n errors, with k = 0.9 (n + 1) rounded up: one more job from the same
+    source is within it with a probability of 0.9 or more, whatever the distribution (Vovk,
+    Gammerman, Shafer, "Algorithmic Learning in a Random World", 2005, ch. 2; Lei et al., JASA 113,
+    2018, doi 10.1080/01621459.2017.1307116).
+
+    >>> band([0.01] * 8 + [0.02])
+    0.02
+    """
+    rank = min(math.ceil(WITHIN * (len(errors) + 1)), len(errors))
+    return float(np.sort(np.abs(errors))[rank - 1])
+
+
+def grown(jobs: Sequence[Known]) -> Class:
+    """The classes of a group.
+
+    Every other job chooses the traits, the rest measure the bands: these are then of jobs that
+    nothing was chosen by.
+    """
+    return _grown(jobs[::2], jobs[1::2], DEEPEST)
+
+
+def _grown(choosing: Sequence[Known], measuring: Sequence[Known], depth: int) -> Class:
+    size = np.abs([job.error for job in measuring])
+    here = Class(
+        jobs=len(measuring),
+        median=_up(float(np.median(size))),
+        p90=max(_up(band([job.error for job in measuring])), LEAST),
+    )
+    trait = _best(choosing, measuring) if depth else None
+    if trait is None:
+        return here
+    having, lacking = (
+        _grown(
+            [job for job in choosing if (trait in job.traits) == held],
+            [job for job in measuring if (trait in job.traits) == held],
+            depth - 1,
+        )
+        for held in (True, False)
+    )
+    return msgspec.structs.replace(here, trait=trait, having=having, lacking=lacking)
+
+
+def _up(value: float) -> float:
+    """To ten thousandths, upwards."""
+    return math.ceil(value * 1e4 - 1e-9) / 1e4
+
+
+def _best(choosing: Sequence[Known], measuring: Sequence[Known]) -> str | None:
+    """The trait that narrows the bands of all jobs the most, with enough jobs on both sides."""
+    errors = np.array([job.error for job in choosing])
+    before = _width(errors)
+    found: list[tuple[float, str]] = []
+    for trait in sorted(set().union(*(job.traits for job in choosing))):
+        has = np.array([trait in job.traits for job in choosing])
+        there = sum(trait in job.traits for job in measuring)
+        fewest = min(has.sum(), (~has).sum(), there, len(measuring) - there)
+        if fewest >= FEWEST:
+            after = has.mean() * _width(errors[has]) + (~has).mean() * _width(errors[~has])
+            found.append((float(after), trait))
+    if not found or before - min(found)[0] < GAIN:
+        return None
+    return min(found)[1]
+
+
+def _width(errors: np.ndarray) -> float:  # type: ignore[type-arg]
+    return math.log(max(band(errors.tolist()), LEAST))

@@ -1,0 +1,105 @@
+"""The page about the bands: how they were measured, and how they hold on other jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.coarse.classes import FEWEST
+from benchmarks.coarse.draw import Cell
+from benchmarks.coarse.measure import Row, known
+from perfmodel.api import TOLERANCE
+from perfmodel.bands import Class, Table, narrowest
+
+TEMPLATE = Path(__file__).with_name("page.md")
+
+
+def page(table: Table, found: Sequence[Row], drawn: Sequence[Cell]) -> str:
+    """The text of the page: for ``found``, of the jobs that were ``drawn``."""
+    exact = [row for row in found if row.exact]
+    return TEMPLATE.read_text().format(
+        jobs=table.drawn,
+        checked=len(drawn),
+        tolerance=TOLERANCE,
+        fewest=FEWEST,
+        exact=len(exact),
+        farthest=max((abs(row.error) for row in exact), default=0.0),
+        groups=_markdown(_groups(table, found, drawn)),
+        classes=_markdown(_classes(table, found)),
+    )
+
+
+def _markdown(rows: Iterator[Sequence[str]]) -> str:
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _groups(table: Table, found: Sequence[Row], drawn: Sequence[Cell]) -> Iterator[Sequence[str]]:
+    yield (
+        *("group", "jobs", "left out", "exact", "median", "p90", "worst", "within band"),
+        *("by formula", "near enough"),
+    )
+    names = sorted({one.group for one in drawn})
+    for name in [*names, "all"]:
+        mine = [one for one in drawn if name in (one.group, "all")]
+        rows = [row for row in found if name in (row.group, "all")]
+        left_out = sum(not known(one) for one in mine)
+        rough = [row for row in rows if not row.exact]
+        trusted = [row for row in rows if row.band(dict(table.groups)) <= TOLERANCE]
+        wrong = sum(abs(row.error) > TOLERANCE for row in trusted)
+        yield (
+            name,
+            str(len(mine)),
+            str(left_out),
+            str(len(rows) - len(rough)),
+            *_sizes(rough),
+            f"{max((abs(row.error) for row in rough), default=0.0):.1%}",
+            _within(rough, table),
+            f"{len(trusted) / len(mine):.0%}",
+            f"{1.0 - wrong / len(mine):.1%}",
+        )
+
+
+def _sizes(rows: Sequence[Row]) -> tuple[str, str]:
+    if not rows:
+        return "", ""
+    size = np.abs([row.error for row in rows])
+    return f"{np.median(size):.1%}", f"{np.quantile(size, 0.9):.1%}"
+
+
+def _within(rows: Sequence[Row], table: Table) -> str:
+    if not rows:
+        return ""
+    held = [abs(row.error) <= row.band(dict(table.groups)) for row in rows]
+    return f"{np.mean(held):.0%}"
+
+
+def _classes(table: Table, found: Sequence[Row]) -> Iterator[Sequence[str]]:
+    yield "class", "measured", "band", "jobs", "median", "p90", "within"
+    members: dict[str, list[Row]] = {}
+    for row in found:
+        if not row.exact and row.group in table.groups:
+            name = narrowest(table.groups[row.group], row.group, row.traits)[1]
+            members.setdefault(name, []).append(row)
+    for group, whole in table.groups.items():
+        for name, leaf in _leaves(whole, group):
+            rows = members.get(name, [])
+            yield (
+                name,
+                str(leaf.jobs),
+                f"{leaf.p90:.1%}",
+                str(len(rows)),
+                *_sizes(rows),
+                _within(rows, table),
+            )
+
+
+def _leaves(one: Class, name: str) -> Iterator[tuple[str, Class]]:
+    if one.having is None or one.lacking is None:
+        yield name, one
+        return
+    yield from _leaves(one.having, f"{name}, {one.trait}")
+    yield from _leaves(one.lacking, f"{name}, not {one.trait}")
