@@ -18,7 +18,7 @@ Quantity = Any
 """A float, an array of floats that broadcasts with the others, or a SymPy expression."""
 
 NO_SPREAD = 1e-9
-"""A coefficient of variation below this is none: times differ by no more than rounding does."""
+"""A coefficient of variation below this is none: times differ by rounding only."""
 
 
 def is_symbol(value: Quantity) -> bool:

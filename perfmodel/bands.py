@@ -1,8 +1,8 @@
 """How far formulas are off simulations: measured on jobs drawn at random, by class of jobs.
 
-``bands.json`` has for each group of jobs, such as asynchronous servers, a tree of classes.
-Each is split by a trait that tells jobs whose formulas are nearer from others, as long as there are
-enough jobs on both sides. ``python -m benchmarks.coarse --measure`` writes it.
+``bands.json`` has for each group of jobs, such as asynchronous parameter servers, a tree of
+classes: each is split by a trait that tells jobs whose formulas are nearer from others, as long as
+there are enough jobs on both sides. ``python -m benchmarks.coarse --measure`` writes it.
 """
 
 from __future__ import annotations

@@ -364,10 +364,8 @@ def _below(factor: Floats, cv: float, kind: str) -> Floats:
         return np.where(factor > 1.0 - cv, -np.expm1(-(factor - (1.0 - cv)) / cv), 0.0)
     if kind == "lognormal":
         variance = np.log1p(cv**2)
-        found: Floats = special.ndtr((np.log(factor) + 0.5 * variance) / np.sqrt(variance))
-        return found
-    shares: Floats = special.gammainc(1.0 / cv**2, factor / cv**2)
-    return shares
+        return np.asarray(special.ndtr((np.log(factor) + 0.5 * variance) / np.sqrt(variance)))
+    return np.asarray(special.gammainc(1.0 / cv**2, factor / cv**2))
 
 
 def quantile(part: Quantity, cv: Quantity, kind: str) -> Quantity:

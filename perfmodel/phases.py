@@ -384,9 +384,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         factors = [kind.scale / self.slowdown for kind in self.classes]
         least = 0.0
         if late:  # who gives up has computed nevertheless
-            each = [
-                f for f, kind in zip(factors, self.classes, strict=True) for _ in range(kind.count)
-            ]
+            each = [kind.scale / self.slowdown for kind in self.classes for _ in range(kind.count)]
             least = len(each) / sum(1.0 / f for f in each) if each else 1.0
         if not self.random:
             unequal = sorted(each)[-1 - late] if late and factors else self.unequal
@@ -477,7 +475,6 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
                 slowdown=kind.scale,
                 data_loading_s=kind.loading_s,
                 devices_per_node=kind.devices,
-                least_bytes_per_s=None,
                 unequal=1.0,
                 classes=(),
             )
@@ -587,8 +584,7 @@ def quantities_of(job: Job) -> Quantities:
         nics_per_node=cluster.nics_per_node,
         bus=inside is None or inside.kind == "bus",
         least_bytes_per_s=min(
-            nic.goodput_bytes_per_s
-            / max(-(-cluster.devices_at(node, n) // cluster.nics_per_node), 1)
+            nic.goodput_bytes_per_s / math.ceil(cluster.devices_at(node, n) / cluster.nics_per_node)
             for node, nic in zip(nodes, nics, strict=True)
         )
         if cluster.overrides

@@ -124,8 +124,9 @@ class Training(msgspec.Struct, frozen=True):
 class ErrorBand(msgspec.Struct, frozen=True):
     """How far a coarse prediction is off the simulation, as fractions of the iteration.
 
-    ``median`` and ``p90`` are of the errors' size, over jobs of the same architecture; None where
-    the job has something that the coarse model leaves out. 0 where it is exact.
+    ``median`` and ``p90`` are of the errors' size, over jobs of the same class
+    (:mod:`perfmodel.bands`); None where the job has something that the coarse model leaves out, or
+    where nothing like it was measured. 0 where it is exact.
     """
 
     median: float | None

@@ -98,8 +98,11 @@ def planted(number: int) -> list[Known]:
 def test_classes_are_split_by_what_tells_errors_apart() -> None:
     whole = grown(planted(400))
     assert whole.trait == "jitter"
-    traits: tuple[frozenset[str], ...] = (frozenset({"jitter"}), frozenset())
-    having, lacking = (narrowest(whole, "g", has)[0] for has in traits)
+    having, lacking = whole.having, whole.lacking
+    assert having is not None
+    assert lacking is not None
+    assert narrowest(whole, "g", frozenset({"jitter"})) == (having, "g, jitter")
+    assert narrowest(whole, "g", frozenset()) == (lacking, "g, not jitter")
     assert having.p90 > 0.1 > 0.005 > lacking.p90
     assert having.jobs + lacking.jobs == whole.jobs == 200
 

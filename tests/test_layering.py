@@ -45,7 +45,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("engine", "architectures.*"),
     ("plot",),
     ("prediction", "bands"),
-    ("bottlenecks", "budget", "particulars"),
+    ("bottlenecks", "particulars"),
     ("fine", "coarse"),
     ("intervals",),
     ("api",),

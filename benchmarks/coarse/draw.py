@@ -272,7 +272,7 @@ def _collectives(draw: Draw, nic: Link, arch: str) -> tuple[Collective, ...]:
     return (of("all_reduce", 1.0),)
 
 
-# -- ways of training ------------------------------------------------------------------------------
+# -- ways of training ----------------------------------------------------------------------------
 
 Options = dict[str, Any]
 Way = Callable[[Draw], tuple[str, Options]]
@@ -315,10 +315,8 @@ def _asp(draw: Draw) -> tuple[str, Options]:
 
 def _ssp(draw: Draw) -> tuple[str, Options]:
     _, options = _ps(draw, "ssp")
-    bound = float(
-        draw.choice([0, 1, 2, 3, 5, 10, math.inf], p=[0.2, 0.2, 0.15, 0.2, 0.1, 0.1, 0.05])
-    )
-    return "ps", {**options, "staleness_bound": bound}
+    bounds, often = [0, 1, 2, 3, 5, 10, math.inf], [0.2, 0.2, 0.15, 0.2, 0.1, 0.1, 0.05]
+    return "ps", {**options, "staleness_bound": float(draw.choice(bounds, p=often))}
 
 
 def _some(draw: Draw) -> int:

@@ -3,60 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.coarse.classes import FEWEST
 from benchmarks.coarse.draw import Cell
 from benchmarks.coarse.measure import Row, known
 from perfmodel.api import TOLERANCE
 from perfmodel.bands import Class, Table, narrowest
 
-TEXT = """\
-# Formulas against the simulation
-
-The [coarse route](explanation/coarse.md) against the fine one, not against real runs. Jobs are drawn at random from
-what users vary: the architecture and its options, 1 to 128 workers, 1 to 400 Gbps, latencies, one to eight devices
-on a node, the number of servers and their update threads, models of one layer to a hundred, unequal devices and
-links, jitter, data loading, measured collectives. Ways of training have as many jobs each. {jobs} jobs of one draw
-measured the bands; {checked} jobs of another one, which nothing was chosen by, check them here.
-
-    python -m benchmarks.coarse --measure
-
-This simulates them all, draws the classes, and writes [the table of bands](../perfmodel/bands.json) and this page. It
-takes about 40 minutes on two cores; simulations are kept in `build/` for next time, and an interrupted run goes on
-where it was. Errors are of the iteration time, relative to the simulated one, without sign.
-
-## By group
-
-A job is *left out* where it has something that the formulas do not know; `auto` simulates these. *Exact* are those
-that the formulas are declared exact for. The rest is what median, 90th percentile and worst error are of. *Within
-band*: their part within the declared "9 in 10". *By formula*: the part of all jobs that `auto` does not simulate at
-its default tolerance, {tolerance:.0%}; *near enough*: the part of all jobs whose answer it then has within that
-tolerance of the simulation.
-
-{groups}
-
-{exact} jobs are declared exact; the farthest of them is {farthest:.0e} off. Random simulations are themselves known
-to about 1 %, and to less where the start decides.
-
-## By class
-
-`auto` and `coarse` look up a job's class. Each group is split by the trait that narrows its bands most, as long as
-{fewest} jobs are on either side. Every other job of the first draw chose the traits, the rest measured the bands:
-*measured* and *band* are of these. A band is the error that one more job is within with a probability of 0.9, by the
-rank of the errors alone ([decision 0023](decisions/0023-bands-by-class.md)). *Jobs*, *median*, *p90* and *within* are
-of the second draw.
-
-{classes}
-"""
+TEMPLATE = Path(__file__).with_name("page.md")
 
 
 def page(table: Table, found: Sequence[Row], drawn: Sequence[Cell]) -> str:
     """The text of the page: for ``found``, of the jobs that were ``drawn``."""
-    from benchmarks.coarse.classes import FEWEST
-
     exact = [row for row in found if row.exact]
-    return TEXT.format(
+    return TEMPLATE.read_text().format(
         jobs=table.drawn,
         checked=len(drawn),
         tolerance=TOLERANCE,

@@ -182,9 +182,11 @@ def _together(job: Job, q: Quantities) -> Phases:
     # where links differ, the slowest of what workers have of them
     own_s = 1.0 / (q.bandwidth_bytes_per_s if options.local_aggregation else q.at_once_bytes_per_s)
     demands = msgspec.structs.replace(demands, own_s=own_s)
-    found = q.at_paces(
-        lambda late: _in_step(job, q, demands, late, pushers), late=options.backup_workers
-    )
+    spare = options.backup_workers
+    if options.overlap or options.duplex:
+        found = q.at_paces(lambda late: _in_step(job, q, demands, late, pushers), late=spare)
+    else:  # nothing is hidden, so that the mean pace is as good
+        found = _in_step(job, q, demands, q.slowest(late=spare), pushers)
     return msgspec.structs.replace(
         found,
         busy_s={name: pushers * seconds for name, seconds in found.busy_s.items()},
@@ -206,10 +208,8 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
     if alone or options.local_aggregation or options.backup_workers:
         return _lap(job, q, d, late, all_at_once)
     own = 1.0 / q.on_a_nic(q.fullest)
-    most = [kind.at_once_bytes_per_s for kind in q.by_class()]
-    others = msgspec.structs.replace(
-        d, own_s=minimum(d.own_s, *(1.0 / rate for rate in most), d.own_s)
-    )
+    fastest = [q.on_a_nic(kind.devices) / kind.bandwidth_bytes_per_s for kind in q.classes]
+    others = msgspec.structs.replace(d, own_s=minimum(d.own_s, d.own_s, *fastest))
     found = []
     for group, factor in enumerate([*q.typical(FEW_GROUPS), late]):
         rest = maximum(pushers * (FEW_GROUPS - group) / FEW_GROUPS, 1.0)
@@ -315,7 +315,8 @@ def _one_by_one(
         sent = maximum(sent, compute * minimum(factor, late)) + push_s / GROUPS
         applied = maximum(applied, sent) + update_s / GROUPS
     end = compute * late
-    apart = minimum(2.0 * compute * (late - 1.0) / maximum(push_s, NO_TIME), 1.0)
+    later = maximum(late - 1.0, 0.0)
+    apart = minimum(2.0 * compute * later / maximum(push_s, NO_TIME), 1.0)
     return (
         apart * (sent - end) + (1.0 - apart) * push_s,
         apart * (applied - sent) + (1.0 - apart) * update_s,
@@ -371,18 +372,11 @@ def _apart(job: Job, q: Quantities) -> Phases:
     found = settled(0.0)
     slowest_s: Quantity = 0.0
     if options.sync == "ssp" and options.staleness_bound < math.inf:
-        # how much longer than its mean the slowest kind computes, as far as others catch up
-        longer = q.slowest_followed(int(options.staleness_bound)) / q.unequal
-        most = max(kind.slowdown for kind in kinds) if q.classes else q.slowdown
-        late = [longer if kind.slowdown is most or kind.slowdown == most else 1.0 for kind in kinds]
-        step_s = _step_s(job, q)
-        released_s = [_released_s(job, q, *row) for row in zip(kinds, each, late, strict=True)]
-        most_s = maximum(0.0, *released_s)
-        tied = _tied(q, options.staleness_bound, [most_s / seconds for seconds in released_s])
+        late = _late(q, int(options.staleness_bound))
+        step_s, tied = _burst(job, q, kinds, each, late)
         for _ in range(TIED):
             rows = zip(kinds, each, found, late, strict=True)
-            own_s = [slowed(*row).iteration_s for row in rows]
-            slowest_s = maximum(0.0, *own_s)
+            slowest_s = maximum(0.0, *(slowed(*row).iteration_s for row in rows))
             slowest_s = slowest_s + tied * maximum(step_s - slowest_s, 0.0)
             found = settled(slowest_s)
     laps = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
@@ -408,20 +402,35 @@ def _apart(job: Job, q: Quantities) -> Phases:
     )
 
 
-def _step_s(job: Job, q: Quantities) -> Quantity:
-    """An iteration of SSP (s) if everybody is as far ahead of the slowest as may be.
+def _late(q: Quantities, bound: int) -> list[Quantity]:
+    """For each class, how much longer than its mean it computes where others wait for it: the
+    slowest, as far as others catch up with the bound."""
+    longer = q.slowest_followed(bound) / q.unequal
+    most = max((kind.scale for kind in q.classes), default=0.0)
+    return [longer if kind.scale == most else 1.0 for kind in q.classes] or [longer]
+
+
+def _burst(
+    job: Job,
+    q: Quantities,
+    kinds: Sequence[Quantities],
+    each: Sequence[Demands],
+    late: Sequence[Quantity],
+) -> tuple[Quantity, Quantity]:
+    """An iteration of SSP (s) if everybody is as far ahead of the slowest as may be, and the part
+    of the workers for whom that is so.
 
     All are then let go at the same time, when the slowest is done, as with BSP.
     """
-    bound = int(job.options.staleness_bound)
+    bound, n = job.options.staleness_bound, q.workers
     d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
-    return _in_step(job, q, d, q.slowest_followed(bound), q.workers).iteration_s
-
-
-def _released_s(job: Job, q: Quantities, kind: Quantities, d: Demands, late: Quantity) -> Quantity:
-    """An iteration of a worker (s) if all are let go at the same time."""
-    n, own = q.workers, kind.on_a_nic(kind.fullest)
-    return _lap(job, kind, d, late, Flows(n, n, n, own, own)).iteration_s
+    step = _in_step(job, q, d, q.slowest_followed(int(bound)), n)
+    laps_s = []
+    for kind, own, longer in zip(kinds, each, late, strict=True):
+        beside = kind.on_a_nic(kind.fullest)
+        laps_s.append(_lap(job, kind, own, longer, Flows(n, n, n, beside, beside)).iteration_s)
+    most_s = maximum(0.0, *laps_s)
+    return step.iteration_s, _tied(q, bound, [most_s / seconds for seconds in laps_s])
 
 
 def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:

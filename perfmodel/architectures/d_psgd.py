@@ -88,19 +88,16 @@ def phases(job: Job, q: Quantities) -> Phases:
     alone = q.workers <= 1
     compute = q.forward_s + q.backward_s
     use, exchange = _exchange(q)
-    pace = _pace(job, q)
-    ways = [(pace, maximum(*exchange))]
+    late = _pace(job, q)
+    ways = [(late, maximum(*exchange))]
     if q.classes:  # the slowest to compute need not be the slowest to send
+        most = max(kind.scale for kind in q.classes)
         ways = [
-            (
-                pace * scale / max(k.scale for k in q.classes),
-                maximum(*_exchange(msgspec.structs.replace(q, bandwidth_bytes_per_s=link))[1]),
-            )
+            (late * scale / most, maximum(*_exchange(_linked(q, link))[1]))
             for scale, link in _around(job)
         ]
     # of a ring of workers who wait for each other, the slowest sets the pace
-    step = maximum(0.0, *(_step(job, compute * late, exchange_s) for late, exchange_s in ways))
-    late = pace
+    step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in ways))
     shown = step - compute * late
     return Phases(
         parts={
@@ -136,6 +133,11 @@ def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
     return Use(nic_s, 0.0, inside_s), (between_s, within_s)
 
 
+def _linked(q: Quantities, bandwidth_bytes_per_s: float) -> Quantities:
+    """The same with links of another rate."""
+    return msgspec.structs.replace(q, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+
+
 def _step(job: Job, compute_s: Quantity, exchange_s: Quantity) -> Quantity:
     """Computation beside an exchange or, without overlap, before it."""
     return maximum(compute_s, exchange_s) if job.options.overlap else compute_s + exchange_s
@@ -169,14 +171,11 @@ def _pace(job: Job, q: Quantities) -> Quantity:
 def _around(job: Job) -> set[tuple[float, float]]:
     """Of each worker, how many times longer than profiled it computes, and the slowest of its links
     and those of its neighbours (bytes/s)."""
-    nics = [
-        job.cluster.nic_of(job.cluster.node_of_worker(worker)).goodput_bytes_per_s
-        for worker in range(job.workers)
-    ]
+    cluster, every = job.cluster, range(job.workers)
+    links = [cluster.nic_of(cluster.node_of_worker(worker)) for worker in every]
     near = neighbours(job.workers).tolist()
     return {
-        (job.slowdown(worker), min(nics[worker], *(nics[other] for other in near[worker])))
-        for worker in range(job.workers)
+        (job.slowdown(i), min(links[j].goodput_bytes_per_s for j in (i, *near[i]))) for i in every
     }
 
 

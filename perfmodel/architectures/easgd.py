@@ -145,9 +145,8 @@ def phases(job: Job, q: Quantities) -> Phases:
     whole_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
     update_s = whole_s / q.servers / q.update_threads
     demands = (shared_s, shared_s, update_s)
-    beside = 2 * (
-        job.cluster.devices_per_node > job.cluster.nics_per_node
-    )  # links of their own that workers meet on
+    # workers of a node meet on its link as well
+    beside = 2 * (job.cluster.devices_per_node > job.cluster.nics_per_node)
     kinds = q.by_class()
     laps = [_lap_of(job, kind, demands) for kind in kinds]
     even = regularity(update_s, shared_s) if q.corrected else 0.0
