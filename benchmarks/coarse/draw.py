@@ -24,7 +24,7 @@ from perfmodel import (
     catalogue,
     make_job,
 )
-from perfmodel.cluster import Collective, Handover, NodeOverride, Piece
+from perfmodel.cluster import Collective, Handover, IntraNode, NodeOverride, Piece
 from perfmodel.job import Jitter
 
 DEVICE = "v100"
@@ -203,7 +203,8 @@ def _cluster(draw: Draw, workers: int, arch: str) -> Cluster:
     devices = int(draw.choice([1, 2, 4, 8], p=[0.6, 0.15, 0.15, 0.1]))
     nic, inside = _nic(draw), None
     if devices > 1 and _chance(draw, 0.6):
-        inside = Link(_decades(draw, 10.0, 11.6), _decades(draw, -6.0, -5.0))
+        rate, latency_s = _decades(draw, 10.0, 11.6), _decades(draw, -6.0, -5.0)
+        inside = IntraNode(rate, latency_s, kind=_one_of(draw, "bus", "per_device"))
     crowded = devices > 1 and _chance(draw, 0.15)
     cores = _chance(draw, 0.03)
     handover = Handover(_decades(draw, -6, -4), _decades(draw, -11.5, -10))
@@ -212,6 +213,7 @@ def _cluster(draw: Draw, workers: int, arch: str) -> Cluster:
         name="drawn",
         nic=nic,
         devices_per_node=devices,
+        nics_per_node=devices if _chance(draw, 0.2) else 1,
         intra_node=inside,
         core_oversubscription=float(draw.uniform(1.0, 8.0)) if _chance(draw, 0.12) else None,
         cpu_cores=16 if cores else None,
@@ -337,7 +339,7 @@ def _p2p(draw: Draw) -> tuple[str, Options]:
 
 
 def _allreduce(draw: Draw) -> tuple[str, Options]:
-    rings = ("ring", "ring", "halving_doubling", "tree", "double_tree", "hierarchical")
+    rings = ("auto", "auto", "ring", "halving_doubling", "tree", "double_tree", "hierarchical")
     options: Options = {
         "algorithm": _one_of(draw, *rings),
         "overlap": _chance(draw, 0.8),
@@ -370,7 +372,7 @@ def _fsdp(draw: Draw) -> tuple[str, Options]:
 
 
 def _local_sgd(draw: Draw) -> tuple[str, Options]:
-    kinds = ("ring", "ring", "halving_doubling", "tree", "double_tree", "hierarchical")
+    kinds = ("auto", "auto", "ring", "halving_doubling", "tree", "double_tree", "hierarchical")
     period = int(_one_of(draw, 1, 2, 4, 8, 16))
     return "local_sgd", {"period": period, "algorithm": _one_of(draw, *kinds)}
 

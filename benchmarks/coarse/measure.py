@@ -20,8 +20,8 @@ from perfmodel.graph import OpGraph
 
 Progress = Callable[[int, int], None]
 
-SIMULATOR = ("ahead", "engine", "eventloop", "layout", "measures", "noise", "sharing", "snapshot")
-SIMULATOR += ("steady",)
+SIMULATOR = ("ahead", "engine", "eventloop", "layout", "leads", "measures", "noise", "run")
+SIMULATOR += ("sharing", "snapshot", "steady", "warmup")
 """Modules that decide what a simulation of a graph says."""
 
 
