@@ -445,7 +445,8 @@ def test_other_schemes_and_other_rows(tmp_path: Path, capsys: pytest.CaptureFixt
     assert alone == pytest.approx(2 * MESSAGE_S / (60.0 + 2 * MESSAGE_S), abs=0.02)
     for name in ("SSP s=5", "ADACOMM"):
         waiting = [found[f"adsp/waiting/{name}:idle", f"worker {k}"].predicted for k in range(4)]
-        assert sorted(waiting, reverse=True) == waiting
+        assert waiting[0] == pytest.approx(waiting[1], abs=1e-4)  # alike but for their start
+        assert waiting[1] > waiting[2] > waiting[3]
         assert waiting[0] - waiting[3] > 0.1
 
 
