@@ -25,6 +25,9 @@ STEADY_ROUNDS, RANDOM_ROUNDS, RANDOM_RUNS = 25, 100, 4
 """Rounds that a deterministic and a random job are taken to need, and runs of the first iterations
 of a random one; most need fewer."""
 
+BOUND_ROUNDS, MOST_BOUND_ROUNDS = 25, 50_000
+"""Rounds for each iteration of a bound on staleness (ssp), and at most."""
+
 OP_S, OP_BYTES = 1e-6, 1200.0
 """Time of an operation, and memory of one of the graph, as measured on one core of a server."""
 
@@ -117,8 +120,10 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
     routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
     if iterations is not None:
         rounds = float(iterations * (RANDOM_RUNS if graph.random else 1))
+    elif graph.random:
+        rounds = max(RANDOM_ROUNDS, min(BOUND_ROUNDS * _bound(job), MOST_BOUND_ROUNDS))
     else:
-        rounds = RANDOM_ROUNDS if graph.random else STEADY_ROUNDS
+        rounds = STEADY_ROUNDS
     rounds *= ahead(job)
     turns = sum(
         float((graph.op_bytes[rule.ops] / rule.bytes).sum())
@@ -126,6 +131,13 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
         if isinstance(rule, Quantum)
     )
     return Cost(graph.n_ops + turns + ALTERNATIVE * routes, rounds)
+
+
+def _bound(job: Job) -> float:
+    """Iterations that a worker may be ahead, where a run lasts until one is; else 0."""
+    bounded_by = getattr(job.options, "staleness_bound", 0.0)
+    ssp = getattr(job.options, "sync", "") == "ssp" and bounded_by < math.inf
+    return float(bounded_by) if ssp else 0.0
 
 
 def _expected(

@@ -99,3 +99,12 @@ def test_the_first_iterations_have_their_own_cost() -> None:
     assert predict(one, iterations=2).fidelity == "fine"
     with pytest.raises(InputError, match="million operations"):
         predict(one, iterations=100_000)
+
+
+def test_a_long_bound_takes_as_many_rounds() -> None:
+    short, long = (job("ssp", 4, options={"staleness_bound": bound}) for bound in (3, 3000))
+    costs = [budget.cost_of(build_graph(one), one) for one in (short, long)]
+    assert costs[0].graph_ops == costs[1].graph_ops
+    assert costs[1].rounds >= 100 * costs[0].rounds
+    with pytest.raises(InputError, match="million operations"):
+        predict(long)

@@ -45,7 +45,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("engine", "architectures.*"),
     ("plot",),
     ("prediction", "bands"),
-    ("bottlenecks", "particulars"),
+    ("bottlenecks", "budget", "particulars"),
     ("fine", "coarse"),
     ("intervals",),
     ("api",),
