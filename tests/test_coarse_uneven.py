@@ -228,6 +228,17 @@ def test_each_send_is_simulated_whatever_was_measured() -> None:
     assert float(coarse.phases(whole).iteration_s) > 5.0 * float(coarse.phases(one).iteration_s)
 
 
+@pytest.mark.parametrize("arch", ["ring", "local_sgd", "zero2", "zero3"])
+def test_a_worker_alone_adds_nothing(arch: str) -> None:
+    """Formulas refused what simulations answer: time to add, where collectives were measured."""
+    measured = tuple(
+        Collective(operation=name, pieces=(Piece(1.0, 0.1),), ranks=(2, 64), bytes=(1.0, 1e9))
+        for name in ("all_reduce", "reduce_scatter", "all_gather")
+    )
+    options = {} if arch == "local_sgd" else {"reduce_per_byte_s": 0.01}
+    assert error(job(WORK, cluster(20.0, collectives=measured), 1, arch, options)) == 0.0
+
+
 @pytest.mark.parametrize("fidelity", ["fine", "coarse", "auto"])
 @pytest.mark.parametrize("late", [[], [Straggler(0, 2.0)]])
 @pytest.mark.parametrize("spare", [3, 4])

@@ -74,6 +74,8 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 def _measured(q: Quantities, operation: str, moved: Quantity, reduce_per_byte_s: float
               ) -> Rate | None:  # fmt: skip
     """What an operation was measured to take, if it was; it uses the links that a ring does."""
+    if isinstance(q.workers, int) and q.workers == 1:
+        reduce_per_byte_s = 0.0  # nobody to add anything of
     rate = measured_rate(q.collectives, operation, q.workers, reduce_per_byte_s)
     if rate is None:
         return None
