@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -182,11 +183,9 @@ def _together(job: Job, q: Quantities) -> Phases:
     # where links differ, the slowest of what workers have of them
     own_s = 1.0 / (q.bandwidth_bytes_per_s if options.local_aggregation else q.at_once_bytes_per_s)
     demands = msgspec.structs.replace(demands, own_s=own_s)
-    spare = options.backup_workers
-    if options.overlap or options.duplex:
-        found = q.at_paces(lambda late: _in_step(job, q, demands, late, pushers), late=spare)
-    else:  # nothing is hidden, so that the mean pace is as good
-        found = _in_step(job, q, demands, q.slowest(late=spare), pushers)
+    found = q.at_paces(
+        lambda late: _in_step(job, q, demands, late, pushers), late=options.backup_workers
+    )
     return msgspec.structs.replace(
         found,
         busy_s={name: pushers * seconds for name, seconds in found.busy_s.items()},
@@ -382,12 +381,14 @@ def _apart(job: Job, q: Quantities) -> Phases:
     laps = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
     if options.sync == "ssp":
         laps = [_bounded(lap, slowest_s) for lap in laps]
+    both = list(zip(kinds, each, strict=True))
     result = held_up(
         q.counts,
         laps,
         links_s=maximum(
             q.workers * maximum(*demands[:2]),
-            q.on_a_nic(q.fullest) * maximum(1.0, each[0].sent) * each[0].own_s * q.gradient_bytes,
+            _least_s(q, [kind.on_a_nic(kind.fullest) * d.own_s for kind, d in both])
+            * maximum(1.0, each[0].sent),
         ),
         servers_s=q.workers * demands[2],
     )
@@ -400,6 +401,12 @@ def _apart(job: Job, q: Quantities) -> Phases:
         staleness=(q.workers - 1.0) / together,
         spread=q.cv * result.compute_s / maximum(result.iteration_s, NO_TIME),
     )
+
+
+def _least_s(q: Quantities, own_s: Sequence[Quantity]) -> Quantity:
+    """For how long an iteration keeps every worker's own link busy at least: where links differ,
+    each goes at the rate of its own."""
+    return q.gradient_bytes * functools.reduce(minimum, own_s)
 
 
 def _late(q: Quantities, bound: int) -> list[Quantity]:

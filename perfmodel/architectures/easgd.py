@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, maximum
+from perfmodel.algebra import Quantity, maximum, minimum
 from perfmodel.architectures import Architecture, Coarse, ModelAge
 from perfmodel.architectures._gossip import add_begin
 from perfmodel.architectures._messages import tensors_of
@@ -161,8 +162,10 @@ def phases(job: Job, q: Quantities) -> Phases:
     rows = zip(kinds, found, strict=True)
     periods = [_period(job, kind, demands, others) for kind, others in rows]
     often = q.workers / job.options.period
-    own_s = q.gradient_bytes / q.bandwidth_bytes_per_s / job.options.period
-    links_s = maximum(often * shared_s, q.on_a_nic(q.fullest) * own_s)
+    # where links differ, each worker goes at the rate of its own
+    own = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
+    own_s = q.gradient_bytes * functools.reduce(minimum, own) / job.options.period
+    links_s = maximum(often * shared_s, own_s)
     result = held_up(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
     queue = result.iteration_s - before.iteration_s
