@@ -249,14 +249,14 @@ def test_canary_a_port_that_is_a_bus() -> None:
 def test_asynchronous_formulas_are_near(
     arch: str, options: dict[str, Any], devices: int, workers: int, kind: Any
 ) -> None:
-    """Within the declared band, which 9 in 10 keep; unless the error is said not to be known."""
+    """Where the error is said to be known; a node's shared link made it up to 99 %."""
     one = job(WORK, boxes(kind, devices), workers, arch, options, start="staggered", jitter=0.1)
     model = coarse.model_of(one)
     if model.leaves_out(one) is not None:
         assert predict(one, fidelity="auto").fidelity == "fine"
         return
     found = predict(one, fidelity="coarse")
-    assert found.iteration_s == pytest.approx(predict(one).iteration_s, rel=model.band(one).p90)
+    assert found.iteration_s == pytest.approx(predict(one).iteration_s, rel=0.1)
     assert busiest(found) <= 1.0 + 1e-9
 
 
@@ -420,5 +420,5 @@ def test_rings_stay_rings() -> None:
         assert job(WORK, where, 32, arch).options.algorithm == "ring"
     assert job(WORK, where, 32, "allreduce").options.algorithm == "auto"
     steps = costs.ring_allreduce_steps(32) * 0.5
-    alone = job(workload([1.0], [1.0], [1e-9]), where, 32, "ring")
-    assert predict(alone).iteration_s == pytest.approx(2.0 + steps)
+    alone = job(workload([1.0], [1.0], [0.5]), where, 32, "ring")
+    assert predict(alone).iteration_s == pytest.approx(2.0 + steps + 2 * 31 / 32 * 0.5)
