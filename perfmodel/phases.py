@@ -513,15 +513,6 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """How many of the workers of a node with so many use the same link to the network."""
         return devices if self.nics_per_node == 1 else ceiling(devices / self.nics_per_node)
 
-    def sharing_a_nic(self, at_once: Quantity) -> Quantity:
-        """How many share a worker's link to the network, itself included, while so many of all
-        workers send: all of its node, if all send."""
-        beside = self.on_a_nic(self.fullest) - 1
-        if is_symbol(self.workers):
-            return 1.0 + beside
-        others = minimum(at_once, self.workers) - 1.0
-        return 1.0 + others * beside / maximum(self.workers - 1.0, 1.0)
-
     def on_other_nics(self, first: Quantity, second: Quantity) -> Quantity:
         """Whether two devices of a node use different links to the network."""
         return first % self.nics_per_node != second % self.nics_per_node

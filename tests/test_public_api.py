@@ -178,6 +178,7 @@ PREDICTION: dict[str, Any] = {
                 "nic": LINK,
                 "nodes": WHOLE + NOTHING,
                 "devices_per_node": WHOLE,
+                "nics_per_node": WHOLE,
                 "devices_on_nodes": [WHOLE],
                 "intra_node": NOTHING,
                 "core_oversubscription": NUMBER + NOTHING,
