@@ -215,7 +215,7 @@ def compare(
 
     >>> ring, ps = (api.make_job(model="resnet18", arch=a, workers=4) for a in ("ring", "ps"))
     >>> compare([ring, ps]).names
-    ('allreduce', 'ps')
+    ('allreduce, ring', 'ps')
     """
     given = list(jobs)
     if len(given) < 2:

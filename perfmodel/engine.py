@@ -27,6 +27,9 @@ runs that vary by themselves become longer instead; at most."""
 RESOLUTION = 0.1
 """Narrowest interval of a random job, as a part of ``rel_ci``: rare patterns go unseen."""
 
+LATER = 8
+"""Part of a run that is made longer than its pilot by which its warm-up is longer, too."""
+
 LEAST_GROWTH = 0.1
 """Iterations by which workers of a deterministic run drift apart as it doubles, if they do."""
 
@@ -292,8 +295,12 @@ def _runs(
         expected = FEWEST_RUNS * (PILOT_ROUNDS + rounds)
         with Run(graph, run_seed, expected, compiled, depth=_FEW) as run:
             pilot = warm_up(run, rel_ci, found[0][1].spans if found else 0, None)
-            run.advance(max(run.rounds, pilot.begin.rounds + rounds))
-            found.append((run.totals() - pilot.begin, pilot))
+            begin = pilot.begin
+            if rounds > 0:  # with little jitter the order of workers takes long to mix
+                run.advance(max(run.rounds, begin.rounds + rounds // LATER))
+                begin = run.totals()
+            run.advance(max(run.rounds, begin.rounds + rounds))
+            found.append((run.totals() - begin, pilot))
         if len(found) >= FEWEST_RUNS:
             ci = _ci(graph, [one for one, _ in found])
         if progress is not None:

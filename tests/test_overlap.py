@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfmodel.buckets import mg_wfbp_buckets
 from perfmodel.overlap import blend, fused_wait_free, merged_wait_free, wait_free
-from perfmodel.phases import Layers, Part
+from perfmodel.phases import Layers, Part, Stage
 from tests.jobs import workload
 from tests.oracles import equal
 
@@ -218,7 +218,9 @@ rates = st.sampled_from([0.0, 0.01, 0.3])
 def test_gradients_pass_stages(
     layers: Layers, stages: list[tuple[float, float]], scale: float, overlap: bool
 ) -> None:
-    found = layers.backward_and_send_s(scale, stages, overlap=overlap, latency_s=0.0)
+    found = layers.backward_and_send_s(
+        scale, [Stage(*each) for each in stages], overlap=overlap, latency_s=0.0
+    )
     expected = through_stages(layers, scale, stages, overlap=overlap)
     for end, right in zip(found, [*expected, expected[-1]], strict=True):
         equal(float(end), right)
@@ -235,7 +237,7 @@ def test_latency_hides_behind_the_last_backward_and_the_first_forward() -> None:
     """Two layers without parameters around the one that has some: made at 2 s, sent at 3 s, there
     at 8 s; backward ends at 6 s, and the next first layer at 7 s."""
     layers = Layers.of(workload([1.0, 0.0, 0.0], [4.0, 1.0, 1.0], [0.0, 10.0, 0.0]))
-    stages = [(0.0, 0.1)]
+    stages = [Stage(0.0, 0.1)]
     assert layers.backward_and_send_s(1.0, stages, latency_s=5.0) == [6.0, 6.0, 8.0]
     assert layers.backward_and_send_s(1.0, stages, latency_s=5.0, ahead=True) == [7.0, 7.0, 8.0]
     assert layers.backward_and_send_s(1.0, stages, latency_s=5.0, overlap=False) == [6.0, 7.0, 12.0]
@@ -246,9 +248,9 @@ def test_canary_one_place_for_all() -> None:
     layers = Layers.of(workload([1.0], [1.0], [40.0]))
     halves = layers.placed({0: [Part(0, 20.0, 1.0), Part(1, 20.0, 1.0)]})
     expected = through_stages(halves, 1.0, [(0.0, 1.0)], overlap=True)
-    equal(float(halves.backward_and_send_s(1.0, [(0.0, 1.0)])[1]), expected[1])
+    equal(float(halves.backward_and_send_s(1.0, [Stage(0.0, 1.0)])[1]), expected[1])
     with pytest.raises(AssertionError):
-        equal(float(layers.backward_and_send_s(1.0, [(0.0, 1.0)])[1]), expected[1])
+        equal(float(layers.backward_and_send_s(1.0, [Stage(0.0, 1.0)])[1]), expected[1])
 
 
 # -- blends ----------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         if path.suffix in (".json", ".toml")
     }
     assert "perfmodel/_profiles/models/resnet18.json" in profiles
-    assert sources | profiles | {"perfmodel/py.typed"} == {
+    assert sources | profiles | {"perfmodel/bands.json", "perfmodel/py.typed"} == {
         name for name in names if name.startswith("perfmodel/")
     }
 

@@ -197,7 +197,7 @@ def intervals_hold(narrower: float = 1.0) -> None:
 def test_confidence_intervals_hold_what_they_promise() -> None:
     intervals_hold()
     with pytest.raises(AssertionError):
-        intervals_hold(narrower=0.7)
+        intervals_hold(narrower=0.6)
 
 
 # -- the engine: deterministic service -------------------------------------------------------------

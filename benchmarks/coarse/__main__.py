@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "formulas-against-simulation.md"
 @click.command()
 @click.option("--measure", is_flag=True, help="Write the table of bands, and the page about it.")
 @click.option("--worst", type=int, default=0, metavar="N", help="Print the N worst jobs as well.")
-@click.option("--jobs", type=click.IntRange(24), default=9600, show_default=True,
+@click.option("--jobs", type=click.IntRange(24), default=4800, show_default=True,
               help="Jobs that bands are measured on; half as many check them.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--store", type=click.Path(path_type=Path), default=Path("build/coarse.jsonl"),

@@ -259,7 +259,9 @@ def groups_of(jobs: Sequence[Job]) -> list[Group]:
     """Jobs in groups."""
     alike: list[tuple[Job, list[int]]] = []
     for i, job in enumerate(jobs):
-        key = job if _unlike(job) else msgspec.structs.replace(job, workers=1, assumptions=())
+        least = 1 + getattr(job.options, "backup_workers", 0)
+        like = {"workers": least, "assumptions": ()}
+        key = job if _unlike(job) else msgspec.structs.replace(job, **like)
         found = next((members for one, members in alike if one == key), None)
         if found is None or _unlike(job):
             alike.append((key, [i]))
