@@ -29,6 +29,10 @@ SYSTEMS: tuple[tuple[str, dict[str, Any]], ...] = (
 """Every kind of asynchronous training, with and without a bound on how far workers drift apart."""
 
 
+MIB = 2.0**20
+"""Bytes of a model, and a scale of bandwidths."""
+
+
 def uneven_job(seed: int) -> Job:
     """One of them: 2 to 8 workers with 1 to 4 layers, of which at least one differs in speed."""
     rng = np.random.default_rng(seed)
@@ -39,13 +43,13 @@ def uneven_job(seed: int) -> Job:
     sizes = rng.dirichlet(np.ones(layers))
     overrides = ()
     if rng.random() < 0.3:
-        overrides = (NodeOverride(int(rng.integers(n)), Link(float(rng.uniform(0.3, 1.0)))),)
+        overrides = (NodeOverride(int(rng.integers(n)), Link(MIB * float(rng.uniform(0.3, 1.0)))),)
     slow = rng.choice(n, int(rng.integers(1, max(n // 2, 1) + 1)), replace=False)
     spread = Jitter(float(rng.choice([0.02, 0.1, 0.3])), str(rng.choice(["lognormal", "gamma"])))
     return job(
-        workload(compute[:layers].tolist(), compute[layers:].tolist(), sizes.tolist()),
+        workload(compute[:layers].tolist(), compute[layers:].tolist(), (MIB * sizes).tolist()),
         cluster(
-            float(np.exp(rng.uniform(np.log(1.0), np.log(100.0)))),
+            MIB * float(np.exp(rng.uniform(np.log(1.0), np.log(100.0)))),
             float(rng.choice([0.0, 0.01])),
             server=Server(update_per_tensor_s=float(rng.choice([0.0, 0.02]))),
             overrides=overrides,
