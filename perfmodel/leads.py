@@ -24,8 +24,8 @@ LONG_LAG = 8
 """Lags above this are tracked op by op; shorter ones show in the iterations of the groups."""
 
 LINEAR, DIFFUSIVE = 5.0 / 3.0, math.sqrt(5.0 / 3.0)
-"""That factor for a lead that has grown since the start: in proportion to time (unequal speeds), or
-to its square root (equal speeds, random times)."""
+"""Mean lead of the last third of a run over that of the middle third, where it has grown since the
+start: in proportion to time (unequal speeds), or to its square root (equal speeds, random times)."""
 
 
 class Ties(msgspec.Struct, frozen=True, eq=False):
