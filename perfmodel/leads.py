@@ -25,7 +25,7 @@ LONG_LAG = 8
 
 LINEAR, DIFFUSIVE = 5.0 / 3.0, math.sqrt(5.0 / 3.0)
 """Mean lead of the last third of a run over that of the middle third, where it has grown since the
-start: in proportion to time (unequal speeds), or to its square root (equal speeds, random times)."""
+start: in proportion to time (unequal speeds), or to its root (equal speeds, random times)."""
 
 
 class Ties(msgspec.Struct, frozen=True, eq=False):

@@ -1,0 +1,42 @@
+"""Predictions are what they were, to the last digit, on five hundred jobs written down before."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel import predict
+from tests import corpus
+
+PARTS = 20
+TIMES, DIGITS = 1.0 + 1e-15, 1e-9
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_predictions_are_what_they_were(part: int) -> None:
+    exactly = corpus.same_arithmetic()
+    moved = []
+    for number, entry in list(enumerate(corpus.read()))[part::PARTS]:
+        now = corpus.predicted(entry)
+        assert now.keys() == entry.found.keys()
+        for route, (digest, samples_per_s) in entry.found.items():
+            off = now[route][1] / samples_per_s - 1.0
+            if abs(off) > DIGITS or (exactly and now[route][0] != digest):
+                moved.append(f"job {number} {route}: throughput {off:+.3g}")
+    assert not moved, "python -m tests.corpus writes them down anew:\n" + "\n".join(moved)
+
+
+def test_it_has_all_options_of_all_architectures() -> None:
+    from perfmodel.architectures import all_architectures, find
+
+    seen = {(find(e.job["arch"])[0].name, o) for e in corpus.read() for o in e.job["options"]}
+    for architecture in all_architectures():
+        for option in architecture.options.__struct_fields__:
+            preset = any(option in given for given in architecture.aliases.values())
+            assert preset or (architecture.name, option) in seen
+
+
+def test_canary_a_move_of_one_last_digit_is_seen() -> None:
+    answer = predict(corpus.job_of(corpus.read()[0].job)).to_dict()
+    moved = {**answer, "iteration_s": answer["iteration_s"] * TIMES}
+    assert moved["iteration_s"] != answer["iteration_s"]
+    assert corpus.digest(moved) != corpus.digest(answer)
