@@ -422,6 +422,7 @@ def trained(
     iterations: int = 6,
     warmup: int = 0,
     before: Callable[[int, int], None] = lambda worker, iteration: None,
+    ended: Callable[[int], None] = lambda worker: None,
 ) -> tuple[list[list[Array]], list[tuple[Shard, Report]], list[Ran]]:
     """Parameters of each worker at the end, and what servers and workers have seen."""
     pieces = pieces_of(LAYERS, servers)
@@ -431,6 +432,7 @@ def trained(
         try:
             one = Computed(worker, client, lambda iteration: before(worker, iteration))
             ran = train(client, one, iterations=iterations)
+            ended(worker)
             return [client.parameters[layer] for layer in sorted(client.parameters)], ran
         finally:
             client.close()
@@ -458,15 +460,17 @@ def test_bsp_is_sequential_sgd(servers: int) -> None:
 
 
 def test_canary_a_server_that_answers_early_is_caught() -> None:
-    ahead = threading.Event()
+    through = threading.Event()
 
     def before(worker: int, iteration: int) -> None:
-        if worker == 0 and iteration == 1:
-            ahead.set()  # worker 0 was answered before worker 1 had pushed anything
-        elif worker == 1 and iteration == 0:
-            assert ahead.wait(TIMEOUT_S)
+        if worker == 1:  # pushes nothing until worker 0 was answered for the last time
+            assert through.wait(TIMEOUT_S)
 
-    found, _, _ = trained(math.inf, workers=2, before=before)
+    def ended(worker: int) -> None:
+        if worker == 0:
+            through.set()
+
+    found, _, _ = trained(math.inf, workers=2, before=before, ended=ended)
     assert not equal(found[0], sequential(SIZES, workers=2, iterations=6))
 
 
