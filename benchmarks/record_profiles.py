@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from perfmodel import files
-from perfmodel.profile import Profile, read_profile
+from perfmodel.base import files
+from perfmodel.inputs.profile import Profile, read_profile
 from perfmodel.profiler import Recorded, record
 from perfmodel.profiler.saving import dumped, ordered
 from perfmodel.profiler.training import build

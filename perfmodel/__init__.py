@@ -12,11 +12,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.base import moved
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from perfmodel.api import build_graph, make_job, predict
-    from perfmodel.cluster import (
+    from perfmodel.base.errors import DeadlockError, InputError, PerfmodelError
+    from perfmodel.base.provenance import Source
+    from perfmodel.inputs.cluster import (
         Cluster,
         Handover,
         IntraNode,
@@ -25,55 +29,53 @@ if TYPE_CHECKING:
         Server,
         read_cluster,
     )
-    from perfmodel.coarse import Variants, evaluate
-    from perfmodel.comparison import Comparison, compare
-    from perfmodel.crossovers import Crossover, Explanation, explain
-    from perfmodel.device import Device
-    from perfmodel.errors import DeadlockError, InputError, PerfmodelError
-    from perfmodel.formulas import Formula, formula
-    from perfmodel.job import Jitter, Job, Straggler, read_job
-    from perfmodel.prediction import Prediction
-    from perfmodel.profile import Profile, read_profile
-    from perfmodel.provenance import Source
-    from perfmodel.sweeps import Sweep, sweep
-    from perfmodel.workload import Workload, WorkloadLayer
+    from perfmodel.inputs.device import Device
+    from perfmodel.inputs.job import Jitter, Job, Straggler, read_job
+    from perfmodel.inputs.profile import Profile, read_profile
+    from perfmodel.inputs.workload import Workload, WorkloadLayer
+    from perfmodel.predicting.variants import Variants, evaluate
+    from perfmodel.results.prediction import Prediction
+    from perfmodel.studies.comparison import Comparison, compare
+    from perfmodel.studies.crossovers import Crossover, Explanation, explain
+    from perfmodel.studies.formulas import Formula, formula
+    from perfmodel.studies.sweeps import Sweep, sweep
 
 _HOME = {
-    "Cluster": "cluster",
-    "Comparison": "comparison",
-    "Crossover": "crossovers",
-    "DeadlockError": "errors",
-    "Device": "device",
-    "Explanation": "crossovers",
-    "Formula": "formulas",
-    "Handover": "cluster",
-    "InputError": "errors",
-    "Jitter": "job",
-    "Job": "job",
-    "IntraNode": "cluster",
-    "Link": "cluster",
-    "NodeOverride": "cluster",
-    "PerfmodelError": "errors",
-    "Prediction": "prediction",
-    "Profile": "profile",
-    "Server": "cluster",
-    "Source": "provenance",
-    "Straggler": "job",
-    "Sweep": "sweeps",
-    "Variants": "coarse",
-    "Workload": "workload",
-    "WorkloadLayer": "workload",
+    "Cluster": "inputs.cluster",
+    "Comparison": "studies.comparison",
+    "Crossover": "studies.crossovers",
+    "DeadlockError": "base.errors",
+    "Device": "inputs.device",
+    "Explanation": "studies.crossovers",
+    "Formula": "studies.formulas",
+    "Handover": "inputs.cluster",
+    "InputError": "base.errors",
+    "Jitter": "inputs.job",
+    "Job": "inputs.job",
+    "IntraNode": "inputs.cluster",
+    "Link": "inputs.cluster",
+    "NodeOverride": "inputs.cluster",
+    "PerfmodelError": "base.errors",
+    "Prediction": "results.prediction",
+    "Profile": "inputs.profile",
+    "Server": "inputs.cluster",
+    "Source": "base.provenance",
+    "Straggler": "inputs.job",
+    "Sweep": "studies.sweeps",
+    "Variants": "predicting.variants",
+    "Workload": "inputs.workload",
+    "WorkloadLayer": "inputs.workload",
     "build_graph": "api",
-    "compare": "comparison",
-    "evaluate": "coarse",
-    "explain": "crossovers",
-    "formula": "formulas",
+    "compare": "studies.comparison",
+    "evaluate": "predicting.variants",
+    "explain": "studies.crossovers",
+    "formula": "studies.formulas",
     "make_job": "api",
     "predict": "api",
-    "read_cluster": "cluster",
-    "read_job": "job",
-    "read_profile": "profile",
-    "sweep": "sweeps",
+    "read_cluster": "inputs.cluster",
+    "read_job": "inputs.job",
+    "read_profile": "inputs.profile",
+    "sweep": "studies.sweeps",
 }
 
 __all__ = [
@@ -113,6 +115,9 @@ __all__ = [
     "read_profile",
     "sweep",
 ]
+
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

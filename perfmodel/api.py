@@ -9,20 +9,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from perfmodel import architectures, catalogue, coarse, fine
-from perfmodel.budget import MOST_OPS
-from perfmodel.cluster import Cluster, Link
-from perfmodel.errors import InputError, TooLargeError, number, unknown_name, whole_number
-from perfmodel.fine import build_graph
-from perfmodel.intervals import with_interval
-from perfmodel.job import Jitter, Job, Start, Straggler
-from perfmodel.particulars import Totals, finite, with_layers
-from perfmodel.prediction import Prediction
-from perfmodel.profile import Profile
-from perfmodel.provenance import Assumption
-from perfmodel.units import dimension_of
-from perfmodel.warmup import Progress
-from perfmodel.workload import Workload
+from perfmodel.architectures import registry
+from perfmodel.base.errors import InputError, TooLargeError, number, unknown_name, whole_number
+from perfmodel.base.provenance import Assumption
+from perfmodel.base.units import dimension_of
+from perfmodel.engine.warmup import Progress
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.job import Jitter, Job, Start, Straggler
+from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.workload import Workload
+from perfmodel.predicting import coarse, fine
+from perfmodel.predicting.budget import MOST_OPS
+from perfmodel.predicting.fine import build_graph
+from perfmodel.predicting.intervals import with_interval
+from perfmodel.predicting.job_facts import Totals, finite, with_layers
+from perfmodel.results.prediction import Prediction
 
 REL_CI = 0.01
 """Half-width of the 95 % confidence interval that a random job is simulated to, as a fraction."""
@@ -77,7 +79,7 @@ def make_job(
     """
     notes: list[Assumption] = []
     resolved = _workload(model, workload, device, precision, batch_size)
-    architecture, preset = architectures.find(arch)
+    architecture, preset = registry.find(arch)
     servers = architecture.server_bytes is not None
     where = _cluster(cluster, resolved.device, bandwidth_bytes_per_s, latency_s, servers, notes)
     given = dict(options or {})
@@ -86,7 +88,7 @@ def make_job(
             raise InputError(
                 f"option {name}={given[name]}: architecture {arch!r} stands for {name}={value}"
             )
-    chosen = architectures.read_options(architecture, {**preset, **given})
+    chosen = registry.read_options(architecture, {**preset, **given})
     for field in architecture.option_help:
         unused = field in architecture.unused(chosen)
         if field not in given and field not in preset and not unused:

@@ -168,7 +168,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 def drawn(number: int) -> Entry:
     """Job ``number``, without what is predicted for it."""
-    from perfmodel.architectures import find
+    from perfmodel.architectures.registry import find
 
     draw = np.random.default_rng([16, number])
     name = ARCHITECTURES[number % len(ARCHITECTURES)]

@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from perfmodel import __version__
-from perfmodel.measuring.connecting import Listener
-from perfmodel.measuring.group import Hello, Link
-from perfmodel.measuring.server import HEADER, HELLO, PUSH
-from perfmodel.measuring.tokens import (
+from perfmodel.measuring.processes.connecting import Listener
+from perfmodel.measuring.processes.group import Hello, Link
+from perfmodel.measuring.processes.tokens import (
     ANSWER_BYTES,
     GREETING,
     PROOF_BYTES,
@@ -23,6 +22,7 @@ from perfmodel.measuring.tokens import (
     Answer,
     Token,
 )
+from perfmodel.measuring.training.server import HEADER, HELLO, PUSH
 
 HOST = "127.0.0.1"
 LASTS_S = 60.0

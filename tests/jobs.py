@@ -18,7 +18,7 @@ from perfmodel import (
     WorkloadLayer,
     make_job,
 )
-from perfmodel.architectures import find, names, read_options
+from perfmodel.architectures.registry import find, names, read_options
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ps": [

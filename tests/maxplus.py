@@ -18,7 +18,8 @@ from fractions import Fraction
 
 import networkx as nx
 
-from perfmodel.graph import NONE, OpGraph
+from perfmodel.base.arrays import NONE
+from perfmodel.graph.op_graph import OpGraph
 
 
 def seconds_alone(graph: OpGraph) -> list[Fraction]:

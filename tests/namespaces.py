@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel import InputError
-from perfmodel.measuring.sockets import set_congestion
+from perfmodel.measuring.processes.sockets import set_congestion
 
 BURST_BYTES = 16 * 1024
 """So much passes at full speed after a pause: what 200 Mbit/s let pass in 0.7 ms. Messages that are

@@ -17,21 +17,12 @@ from functools import cache
 import msgspec
 import numpy as np
 
-from perfmodel.eventloop import philox
-from perfmodel.graph import (
-    NONE,
-    Activity,
-    Batch,
-    Choice,
-    Every,
-    Floats,
-    Mailbox,
-    OpGraph,
-    Quantum,
-    Quorum,
-)
-from perfmodel.measures import Measures, Span
-from perfmodel.noise import key, table
+from perfmodel.base.arrays import NONE, Floats
+from perfmodel.engine.draws import philox
+from perfmodel.engine.measures import Measures, Span
+from perfmodel.engine.noise import key, table
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum
 
 ROUNDING = 1e-9
 SAME_INSTANT = 2.0**-45

@@ -13,7 +13,7 @@ from benchmarks.accuracy import fitted, rows
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 
 
 def case(predicted: float, measured: float, **more: object) -> Case:

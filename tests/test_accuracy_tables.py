@@ -17,7 +17,7 @@ from benchmarks.accuracy import dnns, fitted, horovod, mxnet, tensorflow
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
-from perfmodel.profile import Layer
+from perfmodel.inputs.profile import Layer
 from tests.measured import measured
 
 Rows = list[dict[str, object]]

@@ -12,8 +12,8 @@ import pytest
 
 from perfmodel import InputError, Straggler, build_graph, predict
 from perfmodel.architectures.ad_psgd import Options, sides
-from perfmodel.engine import simulate, timeline
-from perfmodel.graph import OpGraph
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.graph.op_graph import OpGraph
 from tests import oracles
 from tests.jobs import cluster, job, workload
 

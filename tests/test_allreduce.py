@@ -20,13 +20,13 @@ from perfmodel import (
     NodeOverride,
     Straggler,
     build_graph,
-    costs,
-    fine,
     predict,
 )
-from perfmodel.architectures.allreduce import messages_of
-from perfmodel.buckets import mg_wfbp_buckets
-from perfmodel.engine import timeline
+from perfmodel.architectures.allreduce.messages import messages_of
+from perfmodel.engine.simulation import timeline
+from perfmodel.predicting import fine
+from perfmodel.theory import collective_times
+from perfmodel.theory.buckets import mg_wfbp_buckets
 from tests.jobs import cluster, job, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
@@ -269,7 +269,7 @@ def test_horovod_goes_on_at_the_pace_of_any_algorithm() -> None:
     options = {"bucketing": "horovod", "fusion_cycle_s": 1e-3, "reduce_per_byte_s": 0.5}
     work = workload([1.0], [1.0], [3.0])
     one = job(work, cluster(latency_s=0.1), 3, "allreduce", {"algorithm": "tree", **options})
-    expected = costs.tree_allreduce_s(
+    expected = collective_times.tree_allreduce_s(
         3, 3.0, bandwidth_bytes_per_s=1.0, latency_s=0.1, reduce_per_byte_s=0.5
     )
     assert predict(one).iteration_s == pytest.approx(2.0 + expected, abs=1.001e-3)

@@ -14,11 +14,12 @@ from benchmarks.coarse import page
 from benchmarks.coarse.classes import FEWEST, Known, band, grown
 from benchmarks.coarse.draw import WAYS, Cell, cell, cells
 from benchmarks.coarse.measure import Store, by_group, known, row, rows, simulate
-from perfmodel import bands, coarse, make_job, predict
+from perfmodel import make_job, predict
 from perfmodel.api import TOLERANCE
-from perfmodel.architectures import names
-from perfmodel.bands import Table, narrowest
-from perfmodel.phases import Phase, Phases
+from perfmodel.architectures.registry import names
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.predicting import bands, coarse
+from perfmodel.predicting.bands import Table, narrowest
 
 FRESH = 5
 """A seed that neither measures bands nor checks them."""

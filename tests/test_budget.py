@@ -8,25 +8,27 @@ from typing import Any
 
 import pytest
 
-from perfmodel import architectures, budget, make_job, predict
-from perfmodel.errors import InputError
-from perfmodel.fine import build_graph
-from perfmodel.job import Job, Straggler
-from perfmodel.sweeps import sweep
+from perfmodel import make_job, predict
+from perfmodel.architectures import registry
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.job import Job, Straggler
+from perfmodel.predicting import budget
+from perfmodel.predicting.fine import build_graph
+from perfmodel.studies.sweeps import sweep
 
 
 def job(arch: str, workers: int, **more: Any) -> Job:
     return make_job(model="resnet50", device="v100", arch=arch, workers=workers, **more)
 
 
-@pytest.mark.parametrize("arch", [*architectures.names(), "asp", "ring"])
+@pytest.mark.parametrize("arch", [*registry.names(), "asp", "ring"])
 @pytest.mark.parametrize("stragglers", [(), (Straggler(70, 1.5),)])
 def test_the_size_of_a_graph_is_known_without_building_it(
     arch: str, stragglers: tuple[Straggler, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = job(arch, 80, stragglers=stragglers, start="staggered")
     exact = budget.cost_of(build_graph(one), one)
-    built = architectures.find(one.architecture)[0].build
+    built = registry.find(one.architecture)[0].build
     expected = budget._expected(one, built)
     assert expected is not None
     assert expected.graph_ops == pytest.approx(exact.graph_ops, rel=0.02)

@@ -18,27 +18,23 @@ from click.testing import CliRunner
 from benchmarks.accuracy import collectives as sets
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError, Source, predict
-from perfmodel.calibration.collectives import (
-    Point,
-    fit_collective,
-    plain_alpha_beta,
-)
-from perfmodel.calibration.links import fit_link
-from perfmodel.calibration.network import fit_network, merged, read
-from perfmodel.calibration.robust import estimates, least_absolute
+from perfmodel.calibration.network.collectives import Point, fit_collective, plain_alpha_beta
+from perfmodel.calibration.network.fit import fit_network, merged, read
+from perfmodel.calibration.network.links import fit_link
+from perfmodel.calibration.network.robust import estimates, least_absolute
 from perfmodel.cli import cli
-from perfmodel.cluster import (
+from perfmodel.inputs.cluster import (
     Cluster,
     Collective,
-    Growth,
     Link,
     NodeOverride,
     Piece,
     Server,
     read_cluster,
 )
-from perfmodel.costs import measured_collective_s
-from perfmodel.measurements import Measurement, Measurements, Operation
+from perfmodel.inputs.measured_collectives import measured_collective_s
+from perfmodel.measuring.measurements import Measurement, Measurements, Operation
+from perfmodel.theory.collective_times import Growth
 from tests.jobs import job, workload
 
 SIZES = [float(2**k) for k in range(3, 27)]

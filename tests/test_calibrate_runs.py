@@ -12,15 +12,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import InputError, Link, api, coarse, files
-from perfmodel.calibration import PastRun, RunsFit, fit_runs, likelihood, parameters, read_runs
-from perfmodel.calibration.parameters import groups_of, on_job, with_overlap
+from perfmodel import InputError, Link, api
+from perfmodel.base import files
+from perfmodel.base.provenance import Source
+from perfmodel.calibration import PastRun, RunsFit, fit_runs, read_runs
+from perfmodel.calibration.runs import likelihood, parameters
+from perfmodel.calibration.runs.parameters import groups_of, on_job, with_overlap
 from perfmodel.cli import main
-from perfmodel.cluster import Cluster, NodeOverride, Server, read_cluster
-from perfmodel.job import Jitter, Job, Straggler
-from perfmodel.profile import SCHEMA, Profile, read_profile
-from perfmodel.provenance import Source
-from perfmodel.workload import Workload, WorkloadLayer
+from perfmodel.inputs.cluster import Cluster, NodeOverride, Server, read_cluster
+from perfmodel.inputs.job import Jitter, Job, Straggler
+from perfmodel.inputs.profile import SCHEMA, Profile, read_profile
+from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.predicting import coarse
 
 from . import jobs as small
 

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import InputError, Link, catalogue
+from perfmodel import InputError, Link
+from perfmodel.base.provenance import Source
 from perfmodel.calibration import (
     fit_asynchronous_server,
     measured_costs,
@@ -18,9 +19,9 @@ from perfmodel.calibration import (
 )
 from perfmodel.calibration.statistics import folds, median_interval
 from perfmodel.cli import main
-from perfmodel.cluster import Cluster, Server, read_cluster
-from perfmodel.measuring.run import Measured, Run
-from perfmodel.provenance import Source
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import Cluster, Server, read_cluster
+from perfmodel.measuring.training.run import Measured, Run
 
 MADE = Source("exact", "made for a test")
 CLUSTER = Cluster(

@@ -22,7 +22,7 @@ from perfmodel.calibration import (
     fit_asynchronous_server,
     read_fit,
 )
-from perfmodel.calibration.asynchronous_model import HALF_UNEVEN
+from perfmodel.calibration.servers.asynchronous_model import HALF_UNEVEN
 
 TENSOR_S, BYTE_S, SHARPNESS = 0.1e-3, 1.5e-9, 5.0
 NOISE = 0.03

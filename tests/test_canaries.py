@@ -8,10 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import Jitter, PerfmodelError, build_graph, costs, predict
-from perfmodel.engine import makespan, simulate, timeline
-from perfmodel.graph import Batch, GraphBuilder, Ids, OpGraph
-from perfmodel.measures import Measures, Span
+from perfmodel import Jitter, PerfmodelError, build_graph, predict
+from perfmodel.base.arrays import Ids
+from perfmodel.engine.measures import Measures, Span
+from perfmodel.engine.simulation import makespan, simulate, timeline
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Batch
+from perfmodel.theory import collective_times
 from tests import oracles, test_allreduce, test_closed_forms, test_laws, test_ps
 from tests.jobs import cluster, job, workload
 
@@ -86,7 +90,7 @@ def test_bits_taken_for_bytes() -> None:
 
 def test_ring_without_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """2 n instead of 2 (p-1)/p n."""
-    monkeypatch.setattr(costs, "ring_allreduce_bytes", lambda ranks, size: 2.0 * size)
+    monkeypatch.setattr(collective_times, "ring_allreduce_bytes", lambda ranks, size: 2.0 * size)
     with pytest.raises(AssertionError):
         test_allreduce.test_bytes_over_every_link(3)
     with pytest.raises(AssertionError):
@@ -98,14 +102,14 @@ def test_ring_without_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ring_without_its_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "ring_allreduce_steps", lambda ranks: ranks - 1)
+    monkeypatch.setattr(collective_times, "ring_allreduce_steps", lambda ranks: ranks - 1)
     with pytest.raises(AssertionError):
         test_allreduce.test_three_workers_with_latency()
 
 
 def _without_edges(kind: str) -> Any:
     """A build that forgets the edges from one kind of op."""
-    from perfmodel.architectures import ps
+    from perfmodel.architectures.ps import graph as ps
 
     def build(a_job: Any) -> OpGraph:
         graph = ps.build(a_job)

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from perfmodel import InputError, catalogue, make_job, predict
+from perfmodel import InputError, make_job, predict
+from perfmodel.inputs import catalogue
 
 PARAMETERS = {
     "resnet18": 11_689_512,

@@ -23,14 +23,18 @@ from perfmodel import (
     Straggler,
     Workload,
     WorkloadLayer,
-    coarse,
     predict,
-    report,
 )
-from perfmodel.architectures import Coarse, find, names
-from perfmodel.contention import EXACT
-from perfmodel.phases import Phase, Phases, Quantities
-from perfmodel.prediction import Prediction
+from perfmodel.architectures import registry
+from perfmodel.architectures.base import Coarse
+from perfmodel.architectures.registry import find, names
+from perfmodel.cli.printing import prediction
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+from perfmodel.predicting import coarse
+from perfmodel.predicting import variants as predicting_variants
+from perfmodel.results.prediction import Prediction
+from perfmodel.theory.contention import EXACT
 from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
 from tests.oracles import equal
 
@@ -50,7 +54,7 @@ def variants(which: Callable[[str, dict[str, Any]], bool]) -> Any:
 
 
 def asynchronous(arch: str, options: dict[str, Any]) -> bool:
-    return coarse.asynchronous(job(WORK, cluster(), 3, arch, options))
+    return registry.asynchronous(job(WORK, cluster(), 3, arch, options))
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -133,7 +137,7 @@ def exact_jobs(
         @settings(few, max_examples=examples, phases=stages, report_multiple_bugs=False)
         @given(drawn=strategy(arch, options))
         def check(drawn: Job) -> None:
-            if coarse.model_of(drawn).exact(drawn):
+            if registry.model_of(drawn).exact(drawn):
                 found.append(drawn)
                 by_formulas = float(coarse.phases(drawn).iteration_s)
                 equal(by_formulas, predict(drawn).iteration_s)
@@ -185,8 +189,8 @@ ERRORS: dict[str, Error] = {
 
 def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[Coarse], Coarse]) -> None:
     """Change the coarse model of every architecture."""
-    right = coarse.model_of
-    monkeypatch.setattr(coarse, "model_of", lambda one: change(right(one)))
+    right = registry.model_of
+    monkeypatch.setattr(registry, "model_of", lambda one: change(right(one)))
 
 
 @pytest.mark.parametrize(
@@ -237,7 +241,7 @@ def alike_steps(arch: str, options: dict[str, Any]) -> bool:
 def test_slow_data_sets_the_pace(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
     """A loader that takes longer than all else, where formulas are exact without one."""
     drawn: Job = data.draw(plain_jobs(arch, options))
-    if not coarse.model_of(drawn).exact(drawn):
+    if not registry.model_of(drawn).exact(drawn):
         return
     loading_s = data.draw(st.floats(0.1, 100.0))
     slow = replace(drawn, workload=replace(drawn.workload, data_loading_s=loading_s))
@@ -355,7 +359,7 @@ def test_an_answer_can_be_printed(
 ) -> None:
     asked = job(WORK, cluster(20.0, 0.01), 3, arch, options, jitter=Jitter(0.2))
     answer = predict(asked, fidelity="coarse")
-    report.prediction(answer)
+    prediction.prediction(answer)
     shown = " ".join(capsys.readouterr().out.split())  # long lines wrap
     assert answer.bottleneck.text.split(";")[0] in shown
     words = {word for name in answer.phases_s for word in name.split()}
@@ -391,9 +395,9 @@ def test_a_better_network_is_never_slower(
 ) -> None:
     drawn = data.draw(jobs(arch, options, jitter=True))
     bandwidth = np.geomspace(0.1, 1e4, 40)
-    never_rises(coarse.evaluate(drawn, bandwidth_bytes_per_s=bandwidth).iteration_s)
+    never_rises(predicting_variants.evaluate(drawn, bandwidth_bytes_per_s=bandwidth).iteration_s)
     latency = np.geomspace(10.0, 1e-4, 30)
-    never_rises(coarse.evaluate(drawn, latency_s=[*latency, 0.0]).iteration_s)
+    never_rises(predicting_variants.evaluate(drawn, latency_s=[*latency, 0.0]).iteration_s)
 
 
 @variants(lambda arch, options: hasattr(find(arch)[0].options(), "overlap"))
@@ -419,10 +423,10 @@ MOST = 80
 """Workers: beyond those for which the recursion is exact."""
 
 
-def grid(drawn: Job) -> tuple[np.ndarray[Any, Any], coarse.Variants]:
+def grid(drawn: Job) -> tuple[np.ndarray[Any, Any], predicting_variants.Variants]:
     least = 1 + getattr(drawn.options, "backup_workers", 0)
     workers = np.arange(least, MOST)
-    return workers, coarse.evaluate(drawn, workers=workers)
+    return workers, predicting_variants.evaluate(drawn, workers=workers)
 
 
 @variants(asynchronous)
@@ -541,7 +545,7 @@ def test_canary_a_duration_that_is_not_doubled() -> None:
 
 
 def changed(one: Job, **axes: Any) -> Job:
-    """The job with values of :data:`perfmodel.coarse.AXES`, one by one."""
+    """The job with values of :data:`perfmodel.predicting.variants.AXES`, one by one."""
     nic, w = one.cluster.nic, one.workload
     bandwidth = float(axes.get("bandwidth_bytes_per_s", nic.bandwidth_bytes_per_s))
     nic = replace(
@@ -575,7 +579,7 @@ def changed(one: Job, **axes: Any) -> Job:
 
 
 def same_as_scalars(
-    found: coarse.Variants, one: Job, axes: Mapping[str, Any], rounding: float = 1e-12
+    found: predicting_variants.Variants, one: Job, axes: Mapping[str, Any], rounding: float = 1e-12
 ) -> None:
     """Every element is what a job with those values gets by itself."""
     shape = np.broadcast_shapes(*(np.shape(values) for values in axes.values()))
@@ -625,7 +629,7 @@ def test_arrays_are_many_scalars(
 ) -> None:
     drawn = data.draw(jobs(arch, options, jitter=True))
     axes = points(arch, options, seed)
-    same_as_scalars(coarse.evaluate(drawn, **axes), drawn, axes)
+    same_as_scalars(predicting_variants.evaluate(drawn, **axes), drawn, axes)
 
 
 @each
@@ -637,13 +641,13 @@ def test_batch_sizes_of_workers_that_differ(
     """Up to how far the fixed point of several classes is repeated."""
     drawn = data.draw(any_jobs(arch, options))
     axes = {"batch_size": np.arange(1, 5)}
-    same_as_scalars(coarse.evaluate(drawn, **axes), drawn, axes, 1e-8)
+    same_as_scalars(predicting_variants.evaluate(drawn, **axes), drawn, axes, 1e-8)
 
 
 def test_canary_an_element_of_another_job() -> None:
     asked = job(WORK, cluster(20.0, 0.01), 3, "ring")
     axes = {"workers": np.array([2, 3, 4])}
-    found = coarse.evaluate(asked, **axes)
+    found = predicting_variants.evaluate(asked, **axes)
     same_as_scalars(found, asked, axes)
     for wrong in (
         replace(found, iteration_s=found.iteration_s[::-1]),
@@ -664,28 +668,38 @@ def test_axes_broadcast(arch: str) -> None:
         "bandwidth_bytes_per_s": np.array([1.0, 20.0]),
         "latency_s": 0.5,
     }
-    same_as_scalars(coarse.evaluate(asked, **axes), asked, axes)
+    same_as_scalars(predicting_variants.evaluate(asked, **axes), asked, axes)
 
 
 def test_a_number_gives_a_number() -> None:
     asked = job(WORK, cluster(20.0), 3, "ring")
-    found = coarse.evaluate(asked, workers=5)
+    found = predicting_variants.evaluate(asked, workers=5)
     assert found.iteration_s.shape == ()
     equal(float(found.iteration_s), float(coarse.phases(replace(asked, workers=5)).iteration_s))
-    equal(float(coarse.evaluate(asked).iteration_s), float(coarse.phases(asked).iteration_s))
+    equal(
+        float(predicting_variants.evaluate(asked).iteration_s),
+        float(coarse.phases(asked).iteration_s),
+    )
 
 
 @pytest.mark.parametrize("arch", ["ring", "ps"])
 def test_more_than_a_block(arch: str) -> None:
     """Every element is where it belongs, in the first block and in the last; servers are mixed."""
     asked = job(WORK, cluster(20.0), 3, arch)
-    size = 2 * coarse.BLOCK + 5
+    size = 2 * predicting_variants.BLOCK + 5
     rng = np.random.default_rng(1)
     axes = {"bandwidth_bytes_per_s": rng.uniform(1.0, 100.0, size)}
     if arch == "ps":
         axes["servers"] = rng.integers(1, 4, size)
-    found = coarse.evaluate(asked, **axes)
-    some = [0, 1, coarse.BLOCK - 1, coarse.BLOCK, 2 * coarse.BLOCK, size - 1]
+    found = predicting_variants.evaluate(asked, **axes)
+    some = [
+        0,
+        1,
+        predicting_variants.BLOCK - 1,
+        predicting_variants.BLOCK,
+        2 * predicting_variants.BLOCK,
+        size - 1,
+    ]
     for k in some:
         single = changed(asked, **{name: values[k] for name, values in axes.items()})
         equal(float(found.iteration_s[k]), float(coarse.phases(single).iteration_s), 1e-12)
@@ -695,7 +709,7 @@ def test_more_than_a_block(arch: str) -> None:
 def test_sharpness_of_arrays(sharpness: float) -> None:
     asked = job(WORK, cluster(20.0), 3, "ring")
     batch = np.arange(1, 5)
-    found = coarse.evaluate(asked, batch_size=batch, sharpness=sharpness)
+    found = predicting_variants.evaluate(asked, batch_size=batch, sharpness=sharpness)
     for size, seconds in zip(batch, found.iteration_s, strict=True):
         alone = coarse.phases(changed(asked, batch_size=size), sharpness=sharpness)
         equal(float(seconds), float(alone.iteration_s), 1e-12)
@@ -729,12 +743,14 @@ def test_arrays_are_a_hundred_times_faster(arch: str) -> None:
     asked = job(WORK, cluster(20.0, 0.01, update_per_byte_s=0.001), 3, arch)
     workers, bandwidth = np.arange(1, 65)[:, None], np.geomspace(1.0, 100.0, 256)
     many = per_configuration_s(
-        lambda: coarse.evaluate(asked, workers=workers, bandwidth_bytes_per_s=bandwidth),
+        lambda: predicting_variants.evaluate(
+            asked, workers=workers, bandwidth_bytes_per_s=bandwidth
+        ),
         workers.size * bandwidth.size,
         3,
     )
     single = per_configuration_s(
-        lambda: coarse.evaluate(asked, workers=64, bandwidth_bytes_per_s=20.0), 1, 20
+        lambda: predicting_variants.evaluate(asked, workers=64, bandwidth_bytes_per_s=20.0), 1, 20
     )
     assert single >= 100.0 * many, (single, many)
 
@@ -781,7 +797,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_a_mistake_is_one_clear_line(name: str) -> None:
     arch, axes, text = MISTAKES[name]
     with pytest.raises(InputError) as caught:
-        coarse.evaluate(job(WORK, cluster(20.0), 3, arch), **axes)
+        predicting_variants.evaluate(job(WORK, cluster(20.0), 3, arch), **axes)
     assert str(caught.value) == text
 
 
@@ -789,7 +805,7 @@ def test_workers_that_differ_cannot_be_varied() -> None:
     unlike = job(WORK, cluster(20.0), 3, "ring", stragglers=[Straggler(1, 2.0)])
     for axis in ("workers", "bandwidth_bytes_per_s", "latency_s"):
         with pytest.raises(InputError) as caught:
-            coarse.evaluate(unlike, **{axis: 2})
+            predicting_variants.evaluate(unlike, **{axis: 2})
         assert str(caught.value) == f"{axis}: cannot be varied where workers or links differ"
 
 
@@ -821,7 +837,7 @@ def test_tolerance_out_of_range(tolerance: float, text: str) -> None:
 def test_an_architecture_without_formulas() -> None:
     bare = replace(find("ps")[0], coarse=None)
     with pytest.raises(InputError) as caught:
-        coarse.coarse_of(bare)
+        registry.coarse_of(bare)
     assert str(caught.value) == "fidelity: ps has no coarse model (allowed: fine)"
 
 

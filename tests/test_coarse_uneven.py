@@ -16,15 +16,16 @@ from perfmodel import (
     Server,
     Source,
     Straggler,
-    coarse,
     evaluate,
     make_job,
-    order_statistics,
     predict,
 )
-from perfmodel.algebra import NO_SPREAD
 from perfmodel.api import TOLERANCE
-from perfmodel.cluster import Collective, Piece
+from perfmodel.architectures import registry
+from perfmodel.base.quantities import NO_SPREAD
+from perfmodel.inputs.cluster import Collective, Piece
+from perfmodel.predicting import coarse
+from perfmodel.theory import order_statistics
 from tests.jobs import cluster, job, workload
 
 WORK = workload([1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0])
@@ -48,7 +49,7 @@ def test_ssp_with_a_bound_of_0_is_bsp(overlap: bool, duplex: bool, workers: int)
     where = cluster(20.0, 0.01, update_per_byte_s=0.002)
     bound = job(WORK, where, workers, "ssp", {**options, "staleness_bound": 0}, start="staggered")
     whole = job(WORK, where, workers, "bsp", options)
-    assert coarse.model_of(bound).exact(bound)
+    assert registry.model_of(bound).exact(bound)
     found = predict(bound, fidelity="coarse")
     assert found.iteration_s == pytest.approx(float(coarse.phases(whole).iteration_s), rel=1e-12)
     simulated = predict(bound)

@@ -10,10 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import IntraNode, Link, NodeOverride, build_graph, costs, predict
-from perfmodel.architectures import _reduction
-from perfmodel.architectures._members import Members
-from perfmodel.collectives import (
+from perfmodel import IntraNode, Link, NodeOverride, build_graph, predict
+from perfmodel.architectures.parts import reduction
+from perfmodel.architectures.parts.members import Members
+from perfmodel.theory import collective_times
+from perfmodel.theory.collective_schedules import (
     Schedule,
     double_tree_all_reduce,
     halving_doubling_all_reduce,
@@ -147,9 +148,9 @@ def communication_s(members: int, options: dict[str, Any], **fields: Any) -> flo
 
 
 CLOSED: dict[str, Callable[..., float]] = {
-    "ring": costs.ring_allreduce_s,
-    "halving_doubling": costs.rabenseifner_allreduce_s,
-    "tree": costs.tree_allreduce_s,
+    "ring": collective_times.ring_allreduce_s,
+    "halving_doubling": collective_times.rabenseifner_allreduce_s,
+    "tree": collective_times.tree_allreduce_s,
 }
 
 
@@ -187,7 +188,7 @@ def test_hierarchical_is_exact(
         nics_per_node=nics,
         intra_node=IntraNode(16.0, 0.125, kind=kind),
     )
-    expected = costs.hierarchical_allreduce_s(
+    expected = collective_times.hierarchical_allreduce_s(
         nodes,
         devices,
         SIZE,
@@ -216,7 +217,7 @@ def test_double_tree_within_its_bounds(members: int, chunks: int) -> None:
     """Exactly its rounds; of these at least two a chunk of all four halves for more than two."""
     options = {"algorithm": "double_tree", "chunks": chunks}
     found = communication_s(members, options)
-    most = costs.double_tree_allreduce_s(
+    most = collective_times.double_tree_allreduce_s(
         members, SIZE, chunks=chunks, bandwidth_bytes_per_s=4.0, latency_s=0.25
     )
     round_s = 0.25 + SIZE / (2 * chunks) / 4.0
@@ -263,25 +264,27 @@ def test_an_oversubscribed_core_is_shared_by_all_sends_of_a_round() -> None:
 @pytest.mark.parametrize("members", [2, 3, 8])
 def test_reduce_scatter_and_all_gather_are_the_halves_of_a_ring(members: int) -> None:
     fields: dict[str, Any] = {"bandwidth_bytes_per_s": 4.0, "latency_s": 0.25}
-    halves = costs.reduce_scatter_s(members, SIZE, **fields, reduce_per_byte_s=0.5)
-    halves += costs.all_gather_s(members, SIZE, **fields)
-    equal(halves, costs.ring_allreduce_s(members, SIZE, **fields, reduce_per_byte_s=0.5))
+    halves = collective_times.reduce_scatter_s(members, SIZE, **fields, reduce_per_byte_s=0.5)
+    halves += collective_times.all_gather_s(members, SIZE, **fields)
+    equal(halves, collective_times.ring_allreduce_s(members, SIZE, **fields, reduce_per_byte_s=0.5))
     where = Members.of(cluster(4.0, 0.25), members)
     size = np.array([SIZE])
     equal(
-        float(_reduction.reduce_scatter_cost(where, size, 0.5).seconds[0]),
-        costs.reduce_scatter_s(members, SIZE, **fields, reduce_per_byte_s=0.5),
+        float(reduction.reduce_scatter_cost(where, size, 0.5).seconds[0]),
+        collective_times.reduce_scatter_s(members, SIZE, **fields, reduce_per_byte_s=0.5),
     )
     equal(
-        float(_reduction.all_gather_cost(where, size).seconds[0]),
-        costs.all_gather_s(members, SIZE, **fields),
+        float(reduction.all_gather_cost(where, size).seconds[0]),
+        collective_times.all_gather_s(members, SIZE, **fields),
     )
 
 
 def test_closed_forms_take_arrays() -> None:
     sizes = np.array([8.0, 16.0])
-    for closed in (*CLOSED.values(), costs.broadcast_s):
+    for closed in (*CLOSED.values(), collective_times.broadcast_s):
         found = closed(5, sizes, bandwidth_bytes_per_s=4.0, latency_s=0.25)
         one_by_one = [closed(5, s, bandwidth_bytes_per_s=4.0, latency_s=0.25) for s in (8.0, 16.0)]
         np.testing.assert_allclose(found, one_by_one)
-    assert costs.ring_allreduce_s(1, 8.0, bandwidth_bytes_per_s=4.0, latency_s=0.25) == 0.0
+    assert (
+        collective_times.ring_allreduce_s(1, 8.0, bandwidth_bytes_per_s=4.0, latency_s=0.25) == 0.0
+    )

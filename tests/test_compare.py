@@ -24,10 +24,10 @@ from perfmodel import (
     predict,
 )
 from perfmodel.cli import cli, main
-from perfmodel.comparison import WORDS, both_as_json, differences, parts_s
-from perfmodel.graph import CAUSES
-from perfmodel.grids import distinct
-from perfmodel.plot import COLOURS
+from perfmodel.graph.op_graph import CAUSES
+from perfmodel.results.drawing import COLOURS
+from perfmodel.studies.comparison import WORDS, both_as_json, differences, parts_s
+from perfmodel.studies.grids import distinct
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)

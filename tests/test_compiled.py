@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel import InputError, Jitter, build_graph, compiled
-from perfmodel.compiled import PLAIN, choose
-from perfmodel.engine import Run, makespan
-from perfmodel.graph import GraphBuilder, OpGraph
+from perfmodel import InputError, Jitter, build_graph
+from perfmodel.engine import compiled
+from perfmodel.engine.compiled import PLAIN, choose
+from perfmodel.engine.simulation import Run, makespan
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
 
 numba = pytest.importorskip("numba", reason="compiled simulation needs Numba")
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.contention import EXACT, Lap, contended, regularity
+from perfmodel.theory.contention import EXACT, Lap, contended, regularity
 from tests.oracles import equal
 from tests.queueing import bound, mva
 

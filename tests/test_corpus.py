@@ -26,7 +26,7 @@ def test_predictions_are_what_they_were(part: int) -> None:
 
 
 def test_it_has_all_options_of_all_architectures() -> None:
-    from perfmodel.architectures import all_architectures, find
+    from perfmodel.architectures.registry import all_architectures, find
 
     seen = {(find(e.job["arch"])[0].name, o) for e in corpus.read() for o in e.job["options"]}
     for architecture in all_architectures():

@@ -15,18 +15,11 @@ import sympy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel import (
-    InputError,
-    Jitter,
-    Job,
-    NodeOverride,
-    Straggler,
-    coarse,
-    crossovers,
-    formulas,
-)
-from perfmodel.crossovers import Crossover, against, between, explain
-from perfmodel.phases import quantities_of
+from perfmodel import InputError, Jitter, Job, NodeOverride, Straggler
+from perfmodel.phases.quantities import quantities_of
+from perfmodel.predicting import coarse, variants
+from perfmodel.studies import crossovers, formulas
+from perfmodel.studies.crossovers import Crossover, against, between, explain
 from tests.jobs import ALL, cluster, job, workload
 from tests.oracles import equal
 from tests.test_coarse import changed, never_rises
@@ -269,7 +262,7 @@ RING = job(SYNCHRONOUS.workload, SYNCHRONOUS.cluster, 4, "ring", {"overlap": Fal
 
 def rates(variable: str, value: float, *of: Job) -> list[float]:
     return [
-        float(coarse.evaluate(one, **{variable: value}).throughput_samples_per_s)  # type: ignore[arg-type]
+        float(variants.evaluate(one, **{variable: value}).throughput_samples_per_s)  # type: ignore[arg-type]
         for one in of
     ]
 
@@ -377,7 +370,7 @@ def test_saturation_is_the_knee_of_the_bounds(arch: str, workers: int) -> None:
     for s in found:
         equal(s.workers, float(alone.iteration_s) / busy[s.resource])
     assert [s.workers for s in found] == sorted(s.workers for s in found)
-    crowd = coarse.evaluate(asked, workers=math.ceil(40.0 * found[0].workers))
+    crowd = variants.evaluate(asked, workers=math.ceil(40.0 * found[0].workers))
     assert float(crowd.utilisation[found[0].resource]) == pytest.approx(1.0, abs=0.03)
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from perfmodel import InputError, Link, NodeOverride, Straggler, build_graph, predict
 from perfmodel.architectures.d_psgd import neighbours
-from perfmodel.engine import timeline
-from perfmodel.graph import OpGraph
+from perfmodel.engine.simulation import timeline
+from perfmodel.graph.op_graph import OpGraph
 from tests import oracles
 from tests.jobs import cluster, job, workload
 

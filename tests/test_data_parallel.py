@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError
-from perfmodel.calibration.data_parallel import (
+from perfmodel.calibration.placements.fit import (
     DataParallelFit,
     Predictor,
     expected_data_parallel,
     fit_data_parallel,
 )
-from perfmodel.calibration.trainings import OneNode, Step, Training
+from perfmodel.calibration.placements.table import OneNode, Step, Training
 
 TRUTH = {"flow": 1.2e-9, "pair": 1.5, "inside": 0.4e-9, "share": 0.15, "hide": 0.5, "sharp": 4.0}
 """Seconds per byte between and within nodes, and the factors of the module's text."""

@@ -21,8 +21,8 @@ import pytest
 from benchmarks.accuracy import dl2, fitted
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
-from perfmodel.calibration.synchronous_model import SynchronousModel, SynchronousRun
-from perfmodel.calibration.synchronous_server import SynchronousFit, fit_synchronous_server
+from perfmodel.calibration.servers.synchronous_fit import SynchronousFit, fit_synchronous_server
+from perfmodel.calibration.servers.synchronous_model import SynchronousModel, SynchronousRun
 
 FOLDER = Path(
     os.environ.get(

@@ -28,18 +28,21 @@ import click
 import msgspec
 import pytest
 
-from perfmodel import InputError, Source, api, architectures, cli, engine, files, steady, warmup
-from perfmodel.cluster import SCHEMA as CLUSTER_SCHEMA
-from perfmodel.cluster import Cluster
-from perfmodel.device import SCHEMA as DEVICE_SCHEMA
-from perfmodel.device import Device
-from perfmodel.job import SCHEMA as JOB_SCHEMA
-from perfmodel.job import JobFile
-from perfmodel.measurements import SCHEMA as MEASUREMENTS_SCHEMA
-from perfmodel.measurements import Measurements
-from perfmodel.prediction import Prediction
-from perfmodel.profile import SCHEMA as WORKLOAD_SCHEMA
-from perfmodel.profile import Profile
+from perfmodel import InputError, Source, api, cli
+from perfmodel.architectures import registry
+from perfmodel.base import files
+from perfmodel.engine import simulation, steady, warmup
+from perfmodel.inputs.cluster import SCHEMA as CLUSTER_SCHEMA
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.device import SCHEMA as DEVICE_SCHEMA
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA
+from perfmodel.inputs.job import JobFile
+from perfmodel.inputs.profile import SCHEMA as WORKLOAD_SCHEMA
+from perfmodel.inputs.profile import Profile
+from perfmodel.measuring.measurements import SCHEMA as MEASUREMENTS_SCHEMA
+from perfmodel.measuring.measurements import Measurements
+from perfmodel.results.prediction import Prediction
 from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA
 from perfmodel.validation.cases import Case, CaseJob, Cases, Measured
 
@@ -249,10 +252,10 @@ def test_reference_pages_are_complete() -> None:
     assert "--repetitions" in options
     assert "--bandwidth" in options
     assert _missing("command-line.md", options) == []
-    every = [f for a in architectures.all_architectures() for f in a.options.__struct_fields__]
+    every = [f for a in registry.all_architectures() for f in a.options.__struct_fields__]
     assert _missing("architectures.md", every) == []
     text = (ROOT / "docs" / "reference" / "architectures.md").read_text(encoding="utf-8")
-    assert [name for name in architectures.names() if f"\n## {name}\n" not in text] == []
+    assert [name for name in registry.names() if f"\n## {name}\n" not in text] == []
     assert _missing("json-output.md", _fields(Prediction)) == []
     assert _missing("workload-file.md", _fields(Profile)) == []
     assert _missing("job-file.md", _fields(JobFile)) == []
@@ -272,14 +275,14 @@ def test_the_lengths_of_runs_are_as_described() -> None:
         " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split()) for page in pages
     )
     for text in (idea, decision):
-        assert f"within {engine.MOST_PERIODIC_ROUNDS} rounds" in text
+        assert f"within {simulation.MOST_PERIODIC_ROUNDS} rounds" in text
         assert f"pilot of {warmup.PILOT_ROUNDS} rounds" in text
     assert f"within {api.REL_CI * 100:g} % of it" in idea
-    assert f"After {engine.FEWEST_RUNS} runs" in idea
-    assert f"up to {engine.MOST_RUNS}." in idea
-    assert f"{engine.FEWEST_RUNS} to {engine.MOST_RUNS} times" in decision
+    assert f"After {simulation.FEWEST_RUNS} runs" in idea
+    assert f"up to {simulation.MOST_RUNS}." in idea
+    assert f"{simulation.FEWEST_RUNS} to {simulation.MOST_RUNS} times" in decision
     assert f"up to {warmup.MOST_PILOT_ROUNDS} rounds" in decision
-    assert f"for {engine.MOST_ROUNDS} rounds" in decision
+    assert f"for {simulation.MOST_ROUNDS} rounds" in decision
     assert f"{steady.FEWEST_BATCHES} to {2 * steady.MOST_BATCHES - 1} batches" in decision
     assert f"more than {steady.MOST_CORRELATION:g}," in decision
 

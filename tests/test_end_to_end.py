@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 from perfmodel import Cluster, make_job, predict
-from perfmodel.calibration.network import fit_network
-from perfmodel.calibration.server import with_server
-from perfmodel.measurements import read_measurements
-from perfmodel.measuring.run import Run, read_run
+from perfmodel.calibration.network.fit import fit_network
+from perfmodel.calibration.servers.costs import with_server
+from perfmodel.measuring.measurements import read_measurements
+from perfmodel.measuring.training.run import Run, read_run
 from tests import namespaces
 
 pytestmark = pytest.mark.skipif(

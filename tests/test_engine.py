@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError
-from perfmodel.engine import makespan, simulate, timeline
-from perfmodel.graph import GraphBuilder, OpGraph
-from perfmodel.measures import Measures
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.simulation import makespan, simulate, timeline
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
 
 
 def two_ops(lag: int) -> OpGraph:

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from perfmodel import architectures, catalogue
+from perfmodel.architectures import registry
 from perfmodel.cli import main
+from perfmodel.inputs import catalogue
 
 INPUTS = Path(__file__).parent / "inputs"
 PREFIX = "perfmodel: error: "
@@ -24,7 +25,7 @@ CLUSTERS = ", ".join(catalogue.cluster_names())
 ARCHITECTURES = ", ".join(
     sorted(
         name
-        for architecture in architectures.all_architectures()
+        for architecture in registry.all_architectures()
         for name in (architecture.name, *architecture.aliases)
     )
 )
@@ -33,13 +34,13 @@ IS_A_DIRECTORY = os.strerror(errno.EISDIR)
 
 
 def options_of(name: str) -> str:
-    return ", ".join(architectures.find(name)[0].options.__struct_fields__)
+    return ", ".join(registry.find(name)[0].options.__struct_fields__)
 
 
 def choices_of(name: str, option: str) -> str:
     """The words an option allows, as its type says them."""
     field = next(
-        f for f in msgspec.structs.fields(architectures.find(name)[0].options) if f.name == option
+        f for f in msgspec.structs.fields(registry.find(name)[0].options) if f.name == option
     )
     kind = msgspec.inspect.type_info(field.type)
     assert isinstance(kind, msgspec.inspect.LiteralType)

@@ -10,10 +10,11 @@ import pytest
 import sympy
 from click.testing import CliRunner
 
-from perfmodel import Job, evaluate, explain, formula, formulas, make_job
+from perfmodel import Job, evaluate, explain, formula, make_job
 from perfmodel.cli import cli
-from perfmodel.crossovers import Explanation, between
-from perfmodel.phases import quantities_of
+from perfmodel.phases.quantities import quantities_of
+from perfmodel.studies import formulas
+from perfmodel.studies.crossovers import Explanation, between
 
 WHOLE = ("workers", "batch_size")
 

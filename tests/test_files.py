@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel import files
-from perfmodel.cluster import Cluster
-from perfmodel.errors import InputError
+from perfmodel.base import files
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.cluster import Cluster
 
 
 def mode(path: Path) -> int:

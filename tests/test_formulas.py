@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 import sympy
 
-from perfmodel import InputError, Job, Workload, WorkloadLayer, coarse, formulas
-from perfmodel.architectures import _ps_phases, ad_psgd, easgd, names
-from perfmodel.phases import quantities_of
+from perfmodel import InputError, Job, Workload, WorkloadLayer
+from perfmodel.architectures import ad_psgd, easgd
+from perfmodel.architectures.ps import phases
+from perfmodel.architectures.registry import names
+from perfmodel.phases.quantities import quantities_of
+from perfmodel.predicting import coarse
+from perfmodel.studies import formulas
 from tests.jobs import VARIANTS, cluster, job
 from tests.oracles import equal
 
@@ -73,7 +77,7 @@ class Found:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.others: dict[str, float] = {}
-        for module in (_ps_phases, easgd, ad_psgd):
+        for module in (phases, easgd, ad_psgd):
             monkeypatch.setattr(module, "contended", self._watched(module.contended))
 
     def _watched(self, contended: Any) -> Any:

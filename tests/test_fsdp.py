@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, fine, predict
+from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, predict
 from perfmodel.architectures import fsdp
 from perfmodel.architectures.fsdp import Issue, Options, issue_order, units_of, worker_bytes
-from perfmodel.engine import timeline
+from perfmodel.engine.simulation import timeline
+from perfmodel.predicting import fine
 from tests.jobs import cluster, job, workload
 from tests.test_allreduce import same
 

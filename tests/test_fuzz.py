@@ -25,19 +25,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel import catalogue, files, make_job, predict
+from perfmodel import make_job, predict
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, PerfmodelError
 from perfmodel.calibration import read_runs
-from perfmodel.calibration.network import fit_network
-from perfmodel.calibration.network import read as read_network
-from perfmodel.calibration.series import read_series
+from perfmodel.calibration.network.fit import fit_network
+from perfmodel.calibration.network.fit import read as read_network
+from perfmodel.calibration.servers.series import read_series
 from perfmodel.cli import main
-from perfmodel.cluster import read_cluster
-from perfmodel.device import SCHEMA as DEVICE
-from perfmodel.device import Device, roofline_s
-from perfmodel.errors import InputError, PerfmodelError
-from perfmodel.job import Job, read_job
-from perfmodel.measuring.run import read_run
-from perfmodel.profile import read_profile
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import read_cluster
+from perfmodel.inputs.device import SCHEMA as DEVICE
+from perfmodel.inputs.device import Device, roofline_s
+from perfmodel.inputs.job import Job, read_job
+from perfmodel.inputs.profile import read_profile
+from perfmodel.measuring.training.run import read_run
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import of_run, read_cases
 from tests.mutations import as_json, command_lines, documents, drawn, tables, texts

@@ -12,9 +12,9 @@ import pytest
 
 from perfmodel import InputError, Jitter, Straggler, build_graph, predict
 from perfmodel.architectures.gosgd import Options, window
-from perfmodel.engine import simulate, timeline
-from perfmodel.graph import OpGraph
-from perfmodel.measures import Measures
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.graph.op_graph import OpGraph
 from tests import oracles
 from tests.jobs import cluster, job, workload
 

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel import Cluster, Jitter, Server, Straggler, Workload, build_graph, costs, predict
-from perfmodel import collectives as schedules
-from perfmodel.architectures import find, names, read_options
-from perfmodel.engine import simulate, timeline
-from perfmodel.graph import OpGraph
+from perfmodel import Cluster, Jitter, Server, Straggler, Workload, build_graph, predict
+from perfmodel.architectures.registry import find, names, read_options
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.theory import collective_schedules as schedules
+from perfmodel.theory import collective_times
 from tests import oracles
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload, workloads
 from tests.oracles import equal
@@ -122,9 +123,13 @@ def test_canary_two_workers_do_not_take_the_closed_form_of_one() -> None:
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e9])
 def test_a_ring_of_one_takes_nothing(size: float) -> None:
-    assert costs.ring_allreduce_bytes(1, size) == costs.half_ring_bytes(1, size) == 0.0
-    assert costs.ring_allreduce_steps(1) == 0
-    assert costs.ring_allreduce_bytes(2, 1.0) > 0.0
+    assert (
+        collective_times.ring_allreduce_bytes(1, size)
+        == collective_times.half_ring_bytes(1, size)
+        == 0.0
+    )
+    assert collective_times.ring_allreduce_steps(1) == 0
+    assert collective_times.ring_allreduce_bytes(2, 1.0) > 0.0
 
 
 def test_a_ring_of_one_sends_nothing() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError, NodeOverride, Server, predict
-from perfmodel.engine import simulate, timeline
-from perfmodel.fine import build_graph
-from perfmodel.incast import DECREASE, GROWTH, SEGMENT_BYTES, losses, parts, spread
-from perfmodel.job import Job
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.inputs.job import Job
+from perfmodel.predicting.fine import build_graph
+from perfmodel.theory.incast import DECREASE, GROWTH, SEGMENT_BYTES, losses, parts, spread
 from tests.jobs import VARIANTS, cluster, job, workload
 
 BANDWIDTH = 1e6

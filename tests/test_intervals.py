@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks.accuracy import intervals as learning
 from perfmodel import InputError, Jitter, Source, make_job, predict
-from perfmodel.intervals import LEARNT, Kind, Learnt, kind_of, step_interval, uncertainty
-from perfmodel.uncertainty import Uncertainty
+from perfmodel.base.uncertainty import Uncertainty
+from perfmodel.predicting.intervals import LEARNT, Kind, Learnt, kind_of, step_interval, uncertainty
 from tests.jobs import cluster, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)

@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel import Jitter, build_graph, predict
-from perfmodel.architectures import find, names
-from perfmodel.engine import makespan, simulate, timeline
-from perfmodel.graph import Batch, Choice, Mailbox, OpGraph, Quorum
+from perfmodel.architectures.registry import find, names
+from perfmodel.engine.simulation import makespan, simulate, timeline
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Batch, Choice, Mailbox, Quorum
 from tests import oracles
 from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
 

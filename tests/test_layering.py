@@ -1,4 +1,4 @@
-"""Imports among the package's modules go one way, from the command line down to the errors."""
+"""Rooms import from the rooms below them only, and no module imports itself through others."""
 
 from __future__ import annotations
 
@@ -6,130 +6,52 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import perfmodel
 
 PACKAGE = Path(perfmodel.__file__).parent
 
-ORDER: tuple[tuple[str, ...], ...] = (
-    ("limits",),
-    ("errors",),
-    ("units", "provenance", "algebra", "scaling", "uncertainty"),
-    ("files",),
-    ("tables",),
-    ("profile", "measurements"),
-    ("workload",),
-    ("device", "cluster"),
-    ("transfer",),
-    ("catalogue", "job"),
-    ("order_statistics", "queueing", "overlap", "graph"),
-    ("phases", "contention"),
-    ("noise", "measures", "ahead"),
-    ("sharing",),
-    ("costs", "buckets", "collectives", "incast"),
-    ("architectures", "eventloop"),
-    ("architectures._links", "architectures._workers", "world"),
-    ("architectures._network", "layout", "snapshot"),
-    ("architectures._measured", "architectures._members"),
-    ("architectures._reduction",),
-    ("architectures._collectives", "architectures._gossip", "architectures._messages"),
-    ("architectures._rates",),
-    ("architectures._ps_options",),
-    ("architectures._placement",),
-    ("architectures._ps_phases",),
-    ("compiledworld", "critical", "leads", "steady"),
-    ("compiled",),
-    ("run",),
-    ("warmup",),
-    ("engine", "architectures.*"),
-    ("plot",),
-    ("prediction", "bands"),
-    ("bottlenecks", "budget", "particulars"),
-    ("fine", "coarse"),
-    ("intervals",),
-    ("api",),
-    ("grids", "formulas"),
-    ("sweeps", "crossovers"),
-    ("comparison",),
-    ("report",),
-    ("profiler.libraries",),
-    (
-        *("profiler.clocks", "profiler.layers", "profiler.overhead", "profiler.saving"),
-        "profiler.steps",
-    ),
-    ("profiler.averages", "profiler.marks", "profiler.training"),
-    ("profiler.profiler",),
-    ("profiler.record",),
-    ("profiler.tables",),
-    ("profiler",),
-    (
-        *("measuring.run", "measuring.sockets", "measuring.tokens", "measuring.plan"),
-        *("measuring.emulated", "measuring.interfaces"),
-    ),
-    ("measuring.connecting", "measuring.ranks"),
-    ("measuring.torchrun",),
-    ("measuring.group", "measuring.shards", "measuring.summary"),
-    ("measuring.meeting", "measuring.server", "measuring.tcp", "measuring.torch_backend"),
-    ("measuring.worker",),
-    ("measuring.data_parallel", "measuring.hooks"),
-    ("calibration.statistics",),
-    ("calibration.robust",),
-    (
-        *("calibration.collectives", "calibration.links"),
-        *("calibration.asynchronous_model", "calibration.synchronous_model"),
-    ),
-    ("calibration.parameters", "calibration.runs_table", "calibration.asynchronous_fit"),
-    ("calibration.likelihood", "calibration.placements"),
-    ("calibration.trainings",),
-    ("traces.events",),
-    ("traces.attribution",),
-    ("traces.steps", "traces.gradients"),
-    ("calibration.*", "measuring.*", "traces.*"),
-    ("calibration.series", "calibration.server"),
-    ("calibration.report",),
-    ("validation.scores", "validation.cases"),
-    ("validation.validate",),
-    ("validation.report", "validation"),
-    ("calibration", "measuring", "traces"),
-    ("cli.options",),
-    ("cli.jobs", "cli.meeting"),
-    ("cli.*",),
-    ("cli.measure", "cli.calibrate"),
-    ("cli",),
-    ("__main__",),
-)
-"""Lowest first: a module imports from lower rows only, never from its own row."""
+ROOT = frozenset({"__init__", "__main__", "api"})
+"""Modules of no room."""
 
-ONLY: Mapping[str, frozenset[str]] = {
-    # what measures a model knows of inputs, not of predictions
-    "profiler": frozenset(
-        f"profiler.{name}" for name in ("averages", "overhead", "profiler", "record", "training")
-    ),
+ABOVE_BASE = "base theory inputs graph phases results"
+ROOMS: Mapping[str, frozenset[str]] = {
+    room: frozenset(may.split())
+    for room, may in {
+        "base": "",
+        "theory": "base",
+        "graph": "base",
+        "results": "base",
+        "inputs": "base theory",
+        "engine": "base graph",
+        "phases": "base theory inputs",
+        "profiler": "base inputs",
+        "traces": "base inputs",
+        "architectures": ABOVE_BASE,
+        "predicting": f"{ABOVE_BASE} engine architectures",
+        "measuring": "base theory inputs results engine architectures profiler",
+        "api": "base inputs graph results engine architectures predicting",
+        "studies": f"{ABOVE_BASE} architectures predicting api",
+        "calibration": f"{ABOVE_BASE} architectures predicting measuring api",
+        "validation": "base inputs results measuring api",
+        "cli": f"{ABOVE_BASE} architectures predicting studies calibration validation "
+        "measuring profiler traces api",
+        "__main__": "cli",
+    }.items()
 }
-ENGINE = "measures ahead sharing eventloop world compiledworld compiled critical steady engine"
-BRANCHES = (frozenset({"architectures"}), frozenset(ENGINE.split()))
-"""Architectures draw op graphs, the engine runs any: neither knows of the other."""
-FACADE_NAMES = frozenset({"__version__"})
+"""Whom each room may import. Lowest first: each names rooms of earlier rows only."""
+
+FACADE = frozenset({"__version__"})
 """All that modules may take from the package itself; the rest they take where it is defined."""
 
-
-def rank(module: str) -> int | None:
-    """Row of a module (named without the package), None when it has none."""
-    parent = module.rpartition(".")[0]
-    for row, names in enumerate(ORDER):
-        if module in names:
-            return row
-    for row, names in enumerate(ORDER):
-        if parent and f"{parent}.*" in names:
-            return row
-    return None
+TOLD = ("does not know", "through the package", "is of no room", "in a circle")
 
 
-def branch(module: str) -> int | None:
-    """Branch that a module belongs to, None when it belongs to none."""
-    top = module.partition(".")[0]
-    return next((i for i, names in enumerate(BRANCHES) if top in names), None)
+def room_of(module: str) -> str:
+    """Room of a module that is named without the package."""
+    return module.partition(".")[0]
 
 
 def imports(source: str, module: str, modules: frozenset[str]) -> list[tuple[int, str]]:
@@ -139,7 +61,7 @@ def imports(source: str, module: str, modules: frozenset[str]) -> list[tuple[int
     taken from the package but is not a module.
     """
     found: list[tuple[int, str]] = []
-    inside = module in {m.rpartition(".")[0] for m in modules}  # module is itself a package
+    inside = any(other.startswith(f"{module}.") for other in modules)  # itself a package
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -149,15 +71,15 @@ def imports(source: str, module: str, modules: frozenset[str]) -> list[tuple[int
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                here = ["perfmodel", *filter(None, module.split("."))]
-                here = here[: len(here) - node.level + (inside or not module)]
+                here = ["perfmodel", *module.split(".")]
+                here = here[: len(here) - node.level + inside]
                 base = ".".join([*here, *filter(None, [base])])
             package, _, rest = base.partition(".")
             if package != "perfmodel":
                 continue
             for alias in node.names:
                 name = f"{rest}.{alias.name}" if rest else alias.name
-                if name in modules:
+                if name in modules or (room_of(name) in ROOMS and not rest):
                     found.append((node.lineno, name))
                 else:
                     found.append((node.lineno, rest or f"?{alias.name}"))
@@ -165,27 +87,31 @@ def imports(source: str, module: str, modules: frozenset[str]) -> list[tuple[int
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
-    """Imports that break the order, by module name without the package."""
+    """Imports that break the rules, by module name without the package."""
     modules = frozenset(sources)
     found = []
+    graph = nx.DiGraph()
     for module, source in sources.items():
-        own = rank(module)
-        if own is None:
-            found.append(f"{module}: not in the order of the layers")
+        own = room_of(module)
+        if own not in ROOMS:
+            found.append(f"{module} {TOLD[2]}")
             continue
         for line, target in imports(source, module, modules):
-            said = f"{module}:{line}"
+            said = f"{module}:{line} imports"
             if target.startswith("?") or not target:
-                if target.removeprefix("?") not in FACADE_NAMES:
-                    found.append(f"{said} imports {target[1:] or 'perfmodel'} through the package")
+                if target.removeprefix("?") not in FACADE:
+                    found.append(f"{said} {target[1:] or 'perfmodel'} {TOLD[1]}")
                 continue
-            other = rank(target)
-            if other is None:
-                found.append(f"{said} imports {target}, which is not in the order of the layers")
-            elif other >= own or {branch(module), branch(target)} == {0, 1}:
-                found.append(f"{said} imports {target}, which is not below it")
-            elif module in ONLY and target not in ONLY[module]:
-                found.append(f"{said} imports {target}, which is more than it may know")
+            other = room_of(target)
+            if other not in ROOMS:
+                found.append(f"{said} {target}, which {TOLD[2]}")
+            elif other != own and other not in ROOMS[own]:
+                found.append(f"{said} {target}, which {own} {TOLD[0]}")
+            elif target in modules:
+                graph.add_edge(module, target)
+    for circle in nx.strongly_connected_components(graph):
+        if len(circle) > 1:
+            found.append(f"{' '.join(sorted(circle))} import each other {TOLD[3]}")
     return found
 
 
@@ -205,72 +131,100 @@ def test_imports_go_down() -> None:
     assert violations(package_sources()) == []
 
 
-def test_the_order_names_no_module_that_is_gone() -> None:
-    listed = {name for names in ORDER for name in names if not name.endswith(".*")}
-    assert listed - set(package_sources()) == set()
+def test_a_row_names_earlier_rows_only() -> None:
+    seen: set[str] = set()
+    for room, may in ROOMS.items():
+        assert may <= seen
+        seen.add(room)
+
+
+def test_every_row_is_a_room() -> None:
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert rooms | ROOT - {"__init__"} == set(ROOMS)
+
+
+def test_the_root_has_four_files() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == ROOT
+    assert (PACKAGE / "py.typed").exists()
+
+
+@pytest.mark.parametrize("room", sorted(set(ROOMS) - ROOT))
+def test_a_room_says_what_it_is_for(room: str) -> None:
+    text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
+    assert text
+    assert text.splitlines()[0].endswith(".")
 
 
 def planted(module: str, source: str) -> list[str]:
-    """Violations in a package of empty modules, but for one."""
-    names = [name for row in ORDER for name in row if not name.endswith(".*")]
-    empty = dict.fromkeys([*names, "architectures.ps", "architectures.allreduce"], "")
-    return violations({**empty, module: source})
+    """What is wrong in a package of empty modules, but for one."""
+    names = (
+        "base.units base.errors inputs.job inputs.catalogue graph.op_graph engine.loop "
+        "engine.world architectures.ps architectures.base profiler.record api cli predicting.fine"
+    )
+    return violations({**dict.fromkeys(names.split(), ""), module: source})
 
 
 @pytest.mark.parametrize(
     ("module", "source", "expected"),
     [
-        ("units", "from perfmodel.api import predict", "units:1 imports api, which is not below"),
-        ("job", "import perfmodel.catalogue", "job:1 imports catalogue, which is not below"),
-        ("job", "from perfmodel import catalogue", "job:1 imports catalogue, which is not below"),
-        ("job", "from . import catalogue", "job:1 imports catalogue, which is not below"),
-        ("job", "from .catalogue import model", "job:1 imports catalogue, which is not below"),
-        ("job", "from perfmodel import Cluster", "job:1 imports Cluster through the package"),
-        ("job", "import perfmodel", "job:1 imports perfmodel through the package"),
-        ("job", "def f():\n    from perfmodel import api", "job:2 imports api, which is not"),
+        ("base.units", "from perfmodel.api import predict", "base.units:1 imports api, which base"),
+        ("inputs.job", "import perfmodel.graph.op_graph", "inputs.job:1 imports graph.op_graph, "),
+        ("inputs.job", "from perfmodel import graph", "inputs.job:1 imports graph, which inputs "),
+        ("inputs.job", "from perfmodel import Cluster", "inputs.job:1 imports Cluster through the"),
+        ("inputs.job", "import perfmodel", "inputs.job:1 imports perfmodel through the package"),
         (
-            "graph",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import perfmodel.engine as e",
-            "graph:3 imports engine, which is not below",
+            "inputs.job",
+            "def f():\n    from perfmodel import api",
+            "inputs.job:2 imports api, which",
         ),
-        ("engine", "from perfmodel import architectures", "engine:1 imports architectures, which"),
-        ("eventloop", "from perfmodel import architectures", "eventloop:1 imports architectures, "),
-        ("architectures.ps", "import perfmodel.measures", "architectures.ps:1 imports measures, "),
-        ("engine", "from .architectures import ps", "engine:1 imports architectures.ps, which"),
-        ("architectures.ps", "import perfmodel.engine", "architectures.ps:1 imports engine, which"),
+        (
+            "inputs.job",
+            "from ..engine import loop",
+            "inputs.job:1 imports engine.loop, which inputs",
+        ),
+        (
+            "graph.op_graph",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import perfmodel.engine.loop",
+            "graph.op_graph:3 imports engine.loop, which graph does not know",
+        ),
+        (
+            "engine.loop",
+            "from perfmodel import architectures",
+            "engine.loop:1 imports architectures",
+        ),
         (
             "architectures.ps",
-            "from perfmodel.architectures import allreduce",
-            "architectures.ps:1 imports architectures.allreduce, which is not below",
+            "import perfmodel.engine.loop",
+            "architectures.ps:1 imports engine.lo",
         ),
         (
-            "architectures.ps",
-            "from .allreduce import build",
-            "architectures.ps:1 imports architectures.allreduce, which is not below",
+            "profiler.record",
+            "from perfmodel.graph import op_graph",
+            "profiler.record:1 imports gra",
         ),
-        (
-            "architectures",
-            "from . import ps",
-            "architectures:1 imports architectures.ps, which is not below",
-        ),
-        ("profiler", "from perfmodel import job", "profiler:1 imports job, which is more than it"),
-        ("brand_new", "", "brand_new: not in the order of the layers"),
-        ("cli", "import perfmodel.brand_new", "cli:1 imports brand_new, which is not in the order"),
+        ("engine.loop", "from perfmodel.engine import loop as x", ""),
+        ("brand_new", "", "brand_new is of no room"),
+        ("cli", "import perfmodel.brand_new", "cli:1 imports brand_new, which is of no room"),
     ],
 )
 def test_canary_a_planted_import_is_reported(module: str, source: str, expected: str) -> None:
     found = planted(module, source)
-    assert [text[: len(expected)] for text in found] == [expected]
+    assert [text[: len(expected)] for text in found] == ([expected] if expected else [])
+
+
+def test_canary_a_circle_is_reported() -> None:
+    sources = {"base.a": "import perfmodel.base.b", "base.b": "from perfmodel.base import a"}
+    assert violations(sources) == ["base.a base.b import each other in a circle"]
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("job", "from perfmodel.cluster import Cluster"),
-        ("provenance", "from perfmodel import __version__"),
-        ("architectures.ps", "from . import _workers, Architecture"),
-        ("architectures.ps", "from perfmodel.architectures._workers import add_workers"),
-        ("profiler.saving", "from perfmodel import files"),
+        ("inputs.job", "from perfmodel.base.errors import InputError"),
+        ("inputs.job", "from perfmodel.inputs.catalogue import model"),
+        ("base.units", "from perfmodel import __version__"),
+        ("architectures.ps", "from .base import Architecture"),
+        ("predicting.fine", "from perfmodel.engine import loop"),
     ],
 )
 def test_canary_an_allowed_import_is_not_reported(module: str, source: str) -> None:

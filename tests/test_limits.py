@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel import Source, Workload, WorkloadLayer, catalogue, make_job, predict
-from perfmodel.algebra import quantity
-from perfmodel.errors import InputError, message, number, whole_number
-from perfmodel.job import Jitter, Straggler
-from perfmodel.limits import LIMITS
-from perfmodel.measuring.run import read_run
-from perfmodel.profile import Gradients, read_profile
+from perfmodel import Source, Workload, WorkloadLayer, make_job, predict
+from perfmodel.base.errors import InputError, message, number, whole_number
+from perfmodel.base.limits import LIMITS
+from perfmodel.base.quantities import quantity
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.job import Jitter, Straggler
+from perfmodel.inputs.profile import Gradients, read_profile
+from perfmodel.measuring.training.run import read_run
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import read_cases
 from tests.test_fuzz import CASES, RUN, TRACE, as_json, little_memory, one_line, run

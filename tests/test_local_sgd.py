@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfmodel import InputError, Jitter, Job, Straggler, build_graph, fine, predict
-from perfmodel.engine import timeline
+from perfmodel import InputError, Jitter, Job, Straggler, build_graph, predict
+from perfmodel.engine.simulation import timeline
+from perfmodel.predicting import fine
 from tests.jobs import cluster, job, workload
 from tests.oracles import equal
 from tests.test_allreduce import same

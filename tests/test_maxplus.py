@@ -14,19 +14,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from perfmodel import build_graph
-from perfmodel.engine import simulate, timeline
-from perfmodel.graph import (
-    NONE,
-    Activity,
-    Batch,
-    Choice,
-    Every,
-    GraphBuilder,
-    Mailbox,
-    OpGraph,
-    Quorum,
-)
-from perfmodel.measures import Measures
+from perfmodel.base.arrays import NONE
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quorum
 from tests import maxplus
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
 

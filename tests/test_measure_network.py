@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError, PerfmodelError, __version__
-from perfmodel.measurements import Measurements, read_measurements
-from perfmodel.measuring import network, plan, tcp
-from perfmodel.measuring.connecting import Listener, connect
-from perfmodel.measuring.group import Hello, Welcome, meet
-from perfmodel.measuring.network import Leader, follow, measure, net
-from perfmodel.measuring.plan import Case, cases, chosen_operations, within
-from perfmodel.measuring.ranks import Place
-from perfmodel.measuring.sockets import Connection, LostError, transfer
-from perfmodel.measuring.tokens import Token
+from perfmodel.measuring.measurements import Measurements, read_measurements
+from perfmodel.measuring.network import measure as network
+from perfmodel.measuring.network import plan, tcp
+from perfmodel.measuring.network.measure import Leader, follow, measure, net
+from perfmodel.measuring.network.plan import Case, cases, chosen_operations, within
+from perfmodel.measuring.processes.connecting import Listener, connect
+from perfmodel.measuring.processes.group import Hello, Welcome, meet
+from perfmodel.measuring.processes.ranks import Place
+from perfmodel.measuring.processes.sockets import Connection, LostError, transfer
+from perfmodel.measuring.processes.tokens import Token
 from tests.namespaces import free_port
 
 PATIENCE_S = 60.0
@@ -194,7 +195,7 @@ def test_a_ring_adds_up(ranks: int, size: int) -> None:
 
 
 def test_canary_a_ring_that_stops_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.measuring.tcp.np.add", lambda a, b, out: None)
+    monkeypatch.setattr("perfmodel.measuring.network.tcp.np.add", lambda a, b, out: None)
     values = [np.ones(10, dtype=np.float32) for _ in range(3)]
     ring(values)
     assert not all((found == 3.0).all() for found in values)
@@ -500,7 +501,7 @@ class OneGuest(Listener):
 
 
 def test_those_who_came_are_told_who_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfmodel.measuring.group.Listener", OneGuest)
+    monkeypatch.setattr("perfmodel.measuring.processes.group.Listener", OneGuest)
     found = with_places(lambda place: msgspec.structs.replace(place, ranks=3), 2)
     assert ended(found) == {f"rank 2 did not come within {PATIENCE_S:g} s"}
 

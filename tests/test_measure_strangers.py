@@ -22,15 +22,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perfmodel import InputError, PerfmodelError
-from perfmodel.measurements import Measurements
-from perfmodel.measuring import connecting
-from perfmodel.measuring.connecting import Listener, connect
-from perfmodel.measuring.group import Hello, meet
-from perfmodel.measuring.ranks import Place, place
-from perfmodel.measuring.run import Run
-from perfmodel.measuring.server import HEADER, HELLO
-from perfmodel.measuring.sockets import Connection, LostError
-from perfmodel.measuring.tokens import (
+from perfmodel.measuring.measurements import Measurements
+from perfmodel.measuring.processes import connecting
+from perfmodel.measuring.processes.connecting import Listener, connect
+from perfmodel.measuring.processes.group import Hello, meet
+from perfmodel.measuring.processes.ranks import Place, place
+from perfmodel.measuring.processes.sockets import Connection, LostError
+from perfmodel.measuring.processes.tokens import (
     ANSWER_BYTES,
     GREETING,
     REFUSED,
@@ -40,6 +38,8 @@ from perfmodel.measuring.tokens import (
     given_token,
     own_token,
 )
+from perfmodel.measuring.training.run import Run
+from perfmodel.measuring.training.server import HEADER, HELLO
 from tests import test_measure_training as of_training
 from tests.hostile import ATTACKS, HOST, NESTED, WRONG, Attack, Strangers, attacked, hello, proving
 from tests.namespaces import free_port
@@ -55,8 +55,8 @@ from tests.test_measure_network import (
 
 LINE = re.compile(r"dropped (?P<address>\S+): .")
 LISTENERS = (
-    "perfmodel.measuring.group.Listener",
-    "perfmodel.measuring.training.Listener",
+    "perfmodel.measuring.processes.group.Listener",
+    "perfmodel.measuring.training.measure.Listener",
     "tests.test_measure_training.Listener",
 )
 
@@ -268,8 +268,8 @@ def intruder(strangers: Strangers, monkeypatch: pytest.MonkeyPatch) -> Callable[
             return connect(*arguments)
 
         monkeypatch.setattr(Token, "proves", lambda *_: True)
-        monkeypatch.setattr("perfmodel.measuring.group.connect", later)
-        monkeypatch.setattr("perfmodel.measuring.worker.connect", later)
+        monkeypatch.setattr("perfmodel.measuring.processes.group.connect", later)
+        monkeypatch.setattr("perfmodel.measuring.training.worker.connect", later)
         attack_all(strangers, monkeypatch, proving(data, inside.set))
 
     return intrude
@@ -604,7 +604,7 @@ def test_ranks_on_other_nodes_say_where_rank_0_is(
     torchrun: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1 is on the node of rank 0, where its name leads elsewhere; rank 2 is not."""
-    from perfmodel.measuring.torchrun import Route, Store
+    from perfmodel.measuring.processes.torchrun import Route, Store
 
     def tell_route(self: Any) -> None:
         rank = self._place.rank
@@ -621,7 +621,7 @@ def test_torch_listens_on_one_address_too() -> None:
     from datetime import timedelta
 
     torch = pytest.importorskip("torch.distributed")
-    from perfmodel.measuring.torch_backend import store
+    from perfmodel.measuring.processes.torch_backend import store
 
     patience = timedelta(seconds=PATIENCE_S)
     made = store(torch, HOST, None, 2, patience)

@@ -21,21 +21,21 @@ from click.testing import CliRunner
 from numpy.typing import NDArray
 
 from perfmodel import InputError, Workload, WorkloadLayer, make_job, predict
-from perfmodel.architectures._placement import slices_of
-from perfmodel.architectures._ps_options import Options
+from perfmodel.architectures.ps.options import Options
+from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.base.errors import PerfmodelError
 from perfmodel.cli import cli
-from perfmodel.errors import PerfmodelError
-from perfmodel.job import Jitter
-from perfmodel.measuring import summary
-from perfmodel.measuring.connecting import Listener
-from perfmodel.measuring.emulated import Device, EmulatedModel, factors
-from perfmodel.measuring.ranks import Place
-from perfmodel.measuring.run import Measured, Run, read_run
-from perfmodel.measuring.server import Report, Server
-from perfmodel.measuring.shards import Applied, Piece, Shard, pieces_of, update_cost
-from perfmodel.measuring.tokens import Token
-from perfmodel.measuring.training import Plan, measure, measured_of
-from perfmodel.measuring.worker import Client, Ran, train
+from perfmodel.inputs.job import Jitter
+from perfmodel.measuring.processes.connecting import Listener
+from perfmodel.measuring.processes.ranks import Place
+from perfmodel.measuring.processes.tokens import Token
+from perfmodel.measuring.training import summary
+from perfmodel.measuring.training.emulated import Device, EmulatedModel, factors
+from perfmodel.measuring.training.measure import Plan, measure, measured_of
+from perfmodel.measuring.training.run import Measured, Run, read_run
+from perfmodel.measuring.training.server import Report, Server
+from perfmodel.measuring.training.shards import Applied, Piece, Shard, pieces_of, update_cost
+from perfmodel.measuring.training.worker import Client, Ran, train
 from tests.namespaces import free_port
 
 TIMEOUT_S = 60.0
@@ -628,9 +628,9 @@ DYING = """
 import os, sys
 import msgspec
 from perfmodel import Workload
-from perfmodel.measuring.connecting import Listener
-from perfmodel.measuring.ranks import Place
-from perfmodel.measuring.training import Plan, measure
+from perfmodel.measuring.processes.connecting import Listener
+from perfmodel.measuring.processes.ranks import Place
+from perfmodel.measuring.training.measure import Plan, measure
 
 plan = Plan(workload=msgspec.json.decode(sys.argv[1], type=Workload), steps=100000, warmup=2)
 measure(plan, Place(1, 3, "127.0.0.1", int(sys.argv[2])), lambda *_: os._exit(3))

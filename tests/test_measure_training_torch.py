@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 from perfmodel import make_job
-from perfmodel.buckets import ddp_buckets
-from perfmodel.catalogue import profile as read_profile
-from perfmodel.measuring.connecting import Listener
-from perfmodel.measuring.run import Run, read_run
-from perfmodel.measuring.server import Server
-from perfmodel.measuring.shards import Shard, pieces_of
-from perfmodel.measuring.tokens import Token
-from perfmodel.measuring.worker import Client, train
+from perfmodel.inputs.catalogue import profile as read_profile
+from perfmodel.measuring.processes.connecting import Listener
+from perfmodel.measuring.processes.tokens import Token
+from perfmodel.measuring.training.run import Run, read_run
+from perfmodel.measuring.training.server import Server
+from perfmodel.measuring.training.shards import Shard, pieces_of
+from perfmodel.measuring.training.worker import Client, train
+from perfmodel.theory.buckets import ddp_buckets
 from tests.namespaces import free_port
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.measuring.hooks import HookedModel  # noqa: E402
+from perfmodel.measuring.training.hooks import HookedModel  # noqa: E402
 from perfmodel.profiler.libraries import Built  # noqa: E402
 from perfmodel.profiler.training import training  # noqa: E402
 

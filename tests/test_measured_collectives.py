@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import Cluster, InputError, Link, coarse, crossovers, evaluate, make_job, predict
-from perfmodel.architectures import allreduce, fsdp, local_sgd
-from perfmodel.cluster import Collective, NodeOverride, Piece, Uneven, read_cluster
-from perfmodel.costs import measured_collective_s
-from perfmodel.fine import build_graph
-from perfmodel.job import Job, Straggler
+from perfmodel import Cluster, InputError, Link, evaluate, make_job, predict
+from perfmodel.architectures import allreduce, fsdp, local_sgd, registry
+from perfmodel.inputs.cluster import Collective, NodeOverride, Piece, Uneven, read_cluster
+from perfmodel.inputs.job import Job, Straggler
+from perfmodel.inputs.measured_collectives import measured_collective_s
+from perfmodel.predicting.fine import build_graph
+from perfmodel.studies import crossovers
 from tests.jobs import cluster, job, workload
 
 BANDWIDTH, LATENCY = 100.0, 0.001
@@ -114,7 +115,7 @@ def test_both_routes_agree(
     arch: str, options: dict[str, Any], collectives: tuple[Collective, ...], workers: int
 ) -> None:
     one = job(WORK, where(collectives), workers, arch, options)
-    assert coarse.model_of(one).exact(one)
+    assert registry.model_of(one).exact(one)
     fine_s, coarse_s = both(one)
     assert fine_s == pytest.approx(coarse_s, rel=1e-9)
     if workers > 1:  # a canary: without what was measured it is another time
@@ -155,7 +156,7 @@ def test_workers_that_differ_meet_in_a_measured_collective() -> None:
 
 
 def test_folding_changes_nothing() -> None:
-    from perfmodel.engine import simulate
+    from perfmodel.engine.simulation import simulate
 
     one = job(WORK, where(), 4, "ring", {"bucketing": "layer"})
     rates = []
@@ -188,7 +189,7 @@ def test_merged_messages_are_near_the_simulation(bucketing: str) -> None:
     """Messages that are merged at run time follow the line from no bytes to all of them."""
     one = job(WORK, where(), 4, "ring", {"bucketing": bucketing, "fusion_cycle_s": 0.01}
               if bucketing == "horovod" else {"bucketing": bucketing})  # fmt: skip
-    assert not coarse.model_of(one).exact(one)
+    assert not registry.model_of(one).exact(one)
     fine_s, coarse_s = both(one)
     assert coarse_s == pytest.approx(fine_s, rel=0.1)
 

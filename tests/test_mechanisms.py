@@ -14,11 +14,13 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel import Cluster, InputError, Job, Link, Straggler, Workload, coarse, make_job, predict
-from perfmodel.calibration.parameters import groups_of, step_s
+from perfmodel import Cluster, InputError, Job, Link, Straggler, Workload, make_job, predict
+from perfmodel.architectures import registry
+from perfmodel.calibration.runs.parameters import groups_of, step_s
 from perfmodel.cli import cli
-from perfmodel.cluster import Handover, NodeOverride, read_cluster
-from perfmodel.phases import quantities_of
+from perfmodel.inputs.cluster import Handover, NodeOverride, read_cluster
+from perfmodel.phases.quantities import quantities_of
+from perfmodel.predicting import coarse, variants
 from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, workload
 from tests.oracles import equal
 from tests.test_coarse import plain_jobs
@@ -379,7 +381,7 @@ def test_exact_formulas_stay_exact(arch: str) -> None:
             inside = None if devices == 1 else INSIDE
             where = replace(drawn.cluster, devices_per_node=devices, intra_node=inside, **some)
             found = replace(drawn, cluster=where)
-            if coarse.model_of(found).exact(found):
+            if registry.model_of(found).exact(found):
                 exact += 1
                 equal(float(coarse.phases(found).iteration_s), predict(found).iteration_s)
 
@@ -426,7 +428,7 @@ def test_arrays_are_many_jobs(arch: str, options: dict[str, Any], parts: tuple[i
     counts = [count for count in COUNTS if count >= least]
     work = replace(WORK, data_loading_s=4.0)
     one = job(work, replace(CROWDED, devices_on_nodes=parts), counts[-1], arch, options)
-    found = coarse.evaluate(one, workers=counts, bandwidth_bytes_per_s=BANDWIDTH).iteration_s
+    found = variants.evaluate(one, workers=counts, bandwidth_bytes_per_s=BANDWIDTH).iteration_s
     alone = [coarse.phases(replace(one, workers=count)).iteration_s for count in counts]
     assert found == pytest.approx(np.array(alone, np.float64))
 
@@ -439,7 +441,7 @@ def test_fitting_runs_knows_how_many_workers_there_are() -> None:
 
 def test_more_workers_than_nodes_may_be_asked_for() -> None:
     one = job(WORK, replace(CROWDED, nodes=2), 6, "allreduce")
-    assert coarse.evaluate(one, workers=[6, 60]).iteration_s[1] > 0.0
+    assert variants.evaluate(one, workers=[6, 60]).iteration_s[1] > 0.0
 
 
 @each
@@ -450,7 +452,7 @@ def test_handing_over_does_not_grow_with_the_batch(arch: str, options: dict[str,
     one = job(WORK, where, 6, arch, options)
     twice = [2.0 * s for s in FORWARD], [2.0 * s for s in BACKWARD]
     larger = job(workload(*twice, BYTES, optimizer_s=0.5, batch_size=2), where, 6, arch, options)
-    found = coarse.evaluate(one, batch_size=[1, 2]).iteration_s
+    found = variants.evaluate(one, batch_size=[1, 2]).iteration_s
     alone = [float(coarse.phases(each).iteration_s) for each in (one, larger)]
     assert found == pytest.approx(alone)
 

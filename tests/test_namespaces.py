@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.measurements import Measurements, read_measurements
+from perfmodel.measuring.measurements import Measurements, read_measurements
 from tests import namespaces
 
 NOMINAL_BITS_PER_S = 200e6

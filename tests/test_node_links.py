@@ -17,15 +17,20 @@ from perfmodel import (
     Prediction,
     Source,
     build_graph,
-    coarse,
-    costs,
     make_job,
     predict,
 )
-from perfmodel.architectures._links import Fabric, places_of
-from perfmodel.architectures._members import Members
-from perfmodel.architectures._reduction import Reduction, all_reduce_cost, candidates_among, chosen
-from perfmodel.job import Job
+from perfmodel.architectures import registry
+from perfmodel.architectures.parts.fabric import Fabric, places_of
+from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.reduction import (
+    Reduction,
+    all_reduce_cost,
+    candidates_among,
+    chosen,
+)
+from perfmodel.inputs.job import Job
+from perfmodel.theory import collective_times
 from tests.jobs import cluster, job, workload
 
 WORK = workload([1.0, 2.0, 0.5], [2.0, 4.0, 1.0], [30.0, 5.0, 60.0])
@@ -224,7 +229,7 @@ def test_formulas_equal_the_simulation_inside_nodes(
 ) -> None:
     one = job(WORK, boxes(kind, devices, nics), workers, arch, options)
     fine, formula = predict(one), predict(one, fidelity="coarse")
-    exact = coarse.model_of(one).exact(one)
+    exact = registry.model_of(one).exact(one)
     assert exact or arch in ("p2p", "d_psgd")
     tolerance = 1e-9 if exact else 0.02
     assert formula.iteration_s == pytest.approx(fine.iteration_s, rel=tolerance)
@@ -251,7 +256,7 @@ def test_asynchronous_formulas_are_near(
 ) -> None:
     """Where the error is said to be known; a node's shared link made it up to 99 %."""
     one = job(WORK, boxes(kind, devices), workers, arch, options, start="staggered", jitter=0.1)
-    model = coarse.model_of(one)
+    model = registry.model_of(one)
     if model.leaves_out(one) is not None:
         assert predict(one, fidelity="auto").fidelity == "fine"
         return
@@ -306,7 +311,7 @@ def test_peers_alone_on_their_nodes_need_no_link_inside() -> None:
 
 def test_measured_collectives_never_overload_a_link() -> None:
     """What was measured to be faster than the links' nominal rate fills them, and no more."""
-    from perfmodel.cluster import Collective, Piece
+    from perfmodel.inputs.cluster import Collective, Piece
 
     fast = Collective(
         operation="all_reduce", pieces=(Piece(0.0, 1e-4),), ranks=(2, 8), bytes=(1.0, 1e9)
@@ -387,7 +392,7 @@ def test_512_devices_do_not_pay_the_latency_of_a_flat_ring() -> None:
 
 
 def test_measured_collectives_leave_nothing_to_choose() -> None:
-    from perfmodel.cluster import Collective, Piece
+    from perfmodel.inputs.cluster import Collective, Piece
 
     measured = Collective(
         operation="all_reduce", pieces=(Piece(3.0, 0.0),), ranks=(2, 8), bytes=(1.0, 1e9)
@@ -419,6 +424,6 @@ def test_rings_stay_rings() -> None:
     for arch in ("ring", "ar_sgd"):
         assert job(WORK, where, 32, arch).options.algorithm == "ring"
     assert job(WORK, where, 32, "allreduce").options.algorithm == "auto"
-    steps = costs.ring_allreduce_steps(32) * 0.5
+    steps = collective_times.ring_allreduce_steps(32) * 0.5
     alone = job(workload([1.0], [1.0], [0.5]), where, 32, "ring")
     assert predict(alone).iteration_s == pytest.approx(2.0 + steps + 2 * 31 / 32 * 0.5)

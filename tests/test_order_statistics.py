@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from perfmodel import InputError, noise
-from perfmodel.graph import KINDS as SIMULATED
-from perfmodel.order_statistics import (
+from perfmodel import InputError
+from perfmodel.engine import noise
+from perfmodel.graph.builder import KINDS as SIMULATED
+from perfmodel.theory.order_statistics import (
     KINDS,
     empirical_maximum,
     empirical_order_statistic,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.buckets import mg_wfbp_buckets
-from perfmodel.overlap import blend, fused_wait_free, merged_wait_free, wait_free
-from perfmodel.phases import Layers, Part, Stage
+from perfmodel.phases.layers import Layers, Part, Stage
+from perfmodel.theory.buckets import mg_wfbp_buckets
+from perfmodel.theory.overlap import blend, fused_wait_free, merged_wait_free, wait_free
 from tests.jobs import workload
 from tests.oracles import equal
 

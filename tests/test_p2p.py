@@ -13,18 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel import (
-    InputError,
-    Jitter,
-    Link,
-    NodeOverride,
-    Straggler,
-    build_graph,
-    coarse,
-    predict,
-)
-from perfmodel.engine import simulate, timeline
-from perfmodel.graph import GraphBuilder, OpGraph, block_of
+from perfmodel import InputError, Jitter, Link, NodeOverride, Straggler, build_graph, predict
+from perfmodel.architectures import registry
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph, block_of
 from tests.jobs import cluster, job, workload
 
 TWO_LAYERS = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0])
@@ -127,7 +120,7 @@ def test_both_routes_agree_where_updates_take_time(
     )
     options = {"overlap": overlap, "reduce_per_byte_s": data.draw(st.sampled_from([0.0, 0.25]))}
     one = job(work, cluster(1.0, hop / 2), workers, "p2p", options)
-    assert coarse.model_of(one).exact(one)
+    assert registry.model_of(one).exact(one)
     by_formula = predict(one, fidelity="coarse").iteration_s
     assert predict(one).iteration_s == pytest.approx(by_formula, rel=1e-9)
 

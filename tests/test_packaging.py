@@ -47,7 +47,7 @@ import sys
 import perfmodel
 sys.path += sys.argv[1:]
 import json
-from perfmodel import catalogue
+from perfmodel.inputs import catalogue
 from perfmodel.validation import shipped_cases
 print(json.dumps({
     "file": perfmodel.__file__,
@@ -165,7 +165,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         if path.suffix in (".json", ".toml")
     }
     assert "perfmodel/_profiles/models/resnet18.json" in profiles
-    assert sources | profiles | {"perfmodel/bands.json", "perfmodel/py.typed"} == {
+    assert sources | profiles | {"perfmodel/predicting/bands.json", "perfmodel/py.typed"} == {
         name for name in names if name.startswith("perfmodel/")
     }
 
@@ -227,7 +227,7 @@ def test_missing_profiles_are_reported(tree: Path, tmp_path: Path) -> None:
     shutil.copytree(tree / "perfmodel", tmp_path / "perfmodel")
     code = (
         f"import sys; import perfmodel; sys.path += {folder_of('msgspec')!r}\n"
-        "from perfmodel import catalogue\n"
+        "from perfmodel.inputs import catalogue\n"
         "try:\n    catalogue.folder()\n"
         "except perfmodel.InputError as error:\n    print(error)\n"
     )

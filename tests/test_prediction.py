@@ -24,7 +24,7 @@ from perfmodel import (
     read_job,
 )
 from perfmodel.api import Fidelity
-from perfmodel.prediction import Prediction, percentile
+from perfmodel.results.prediction import Prediction, percentile
 from tests.jobs import cluster, job, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)

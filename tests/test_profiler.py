@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the profiler measures PyTorch models")
 
-from perfmodel.errors import InputError  # noqa: E402
-from perfmodel.profile import read_profile, timings_on  # noqa: E402
+from perfmodel.base.errors import InputError  # noqa: E402
+from perfmodel.inputs.profile import read_profile, timings_on  # noqa: E402
+from perfmodel.inputs.workload import resolve  # noqa: E402
 from perfmodel.profiler import Profiler, marks  # noqa: E402
-from perfmodel.workload import resolve  # noqa: E402
 from tests.profiled import (  # noqa: E402
     SAMPLES,
     Time,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cli import main
-from perfmodel.profile import read_profile
+from perfmodel.inputs.profile import read_profile
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="the profiler measures PyTorch models"
@@ -314,7 +314,7 @@ def names(library: str) -> Sequence[str]:
 @pytest.mark.parametrize("library", ["torchvision", "transformers"])
 def test_models_of_libraries_and_the_nearest_name(library: str) -> None:
     pytest.importorskip("torch", reason="the profiler measures PyTorch models")
-    from perfmodel.errors import InputError
+    from perfmodel.base.errors import InputError
     from perfmodel.profiler import libraries
 
     if importlib.util.find_spec(library) is None:

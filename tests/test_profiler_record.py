@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the profiler measures PyTorch models")
 
 from benchmarks import record_profiles  # noqa: E402
-from perfmodel.errors import InputError  # noqa: E402
-from perfmodel.profile import read_profile  # noqa: E402
+from perfmodel.base.errors import InputError  # noqa: E402
+from perfmodel.inputs.profile import read_profile  # noqa: E402
 from perfmodel.profiler import profiler, record, training  # noqa: E402
 from perfmodel.profiler.layers import Inspection  # noqa: E402
 from perfmodel.profiler.libraries import Built  # noqa: E402

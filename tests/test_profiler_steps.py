@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.errors import InputError
-from perfmodel.profile import Layer, Profile, Tensor, Timing, read_profile
+from perfmodel.base.errors import InputError
+from perfmodel.base.provenance import Source
+from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing, read_profile
 from perfmodel.profiler import saving
 from perfmodel.profiler.overhead import overhead
 from perfmodel.profiler.steps import Kind, Step, parts
-from perfmodel.provenance import Source
 
 near = pytest.approx
 

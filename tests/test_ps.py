@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError, Jitter, Link, Server, Straggler, build_graph, predict
-from perfmodel.architectures._placement import slices_of
-from perfmodel.architectures.ps import Options
-from perfmodel.engine import simulate, timeline
-from perfmodel.graph import block_of
+from perfmodel.architectures.ps.graph import Options
+from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.graph.op_graph import block_of
 from tests.jobs import cluster, job, workload
 
 TWO_LAYERS = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)

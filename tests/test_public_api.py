@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import json
+import sys
 from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner
 
 import perfmodel
+from perfmodel.base.moved import NEW_HOMES
 from perfmodel.cli import cli
-from perfmodel.graph import CAUSES
+from perfmodel.graph.op_graph import CAUSES
 
 NAMES = [
     "Cluster",
@@ -355,3 +358,61 @@ def test_canary_a_wrong_sum_is_seen(change: Any, expected: list[str]) -> None:
     p = predicted("random")
     change(p)
     assert disagreements(p) == expected
+
+
+# -- former names ------------------------------------------------------------------------------
+
+FORMER = {
+    "calibration.collectives": "fit_collective plain_alpha_beta",
+    "calibration.data_parallel": "fit_data_parallel",
+    "calibration.synchronous_model": "SynchronousModel SynchronousRun",
+    "calibration.synchronous_server": "fit_synchronous_server",
+    "calibration.trainings": "Step Training",
+    "catalogue": "cluster model model_names",
+    "coarse": "evaluate phases",
+    "errors": "InputError",
+    "formulas": "expressions symbols",
+    "incast": "losses spread",
+    "measuring.run": "read_run",
+    "queueing": "Station asymptotic_bounds mva near_deterministic",
+    "units": "parse",
+}
+"""What was described of the modules that have moved."""
+
+STAYED = {
+    "calibration": "PUBLISHED Published Run Series fit_asynchronous_server fit_runs read_fit "
+    "read_runs",
+    "calibration.network": "fit_network read",
+    "engine": "makespan simulate timeline",
+    "graph": "GraphBuilder",
+    "profiler": "Profiler",
+    "validation": "read_cases validate",
+}
+"""What was described of packages that are where they were."""
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_former_name_is_found_with_a_warning(name: str) -> None:
+    sys.modules.pop(f"perfmodel.{name}", None)
+    with pytest.warns(DeprecationWarning, match=f"perfmodel.{name} is now perfmodel"):
+        module = importlib.import_module(f"perfmodel.{name}")
+    for each in FORMER[name].split():
+        assert getattr(module, each) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        module.nonsense  # noqa: B018
+
+
+def test_every_former_name_is_one_that_was_described() -> None:
+    assert set(FORMER) == set(NEW_HOMES)
+
+
+@pytest.mark.parametrize("name", STAYED)
+def test_other_names_are_where_they_were(name: str) -> None:
+    module = importlib.import_module(f"perfmodel.{name}")
+    for each in STAYED[name].split():
+        assert callable(getattr(module, each)) or each == "PUBLISHED"
+
+
+def test_canary_a_name_that_never_was_is_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("perfmodel.nonsense")

@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.engine import simulate
-from perfmodel.graph import NONE, GraphBuilder, OpGraph
-from perfmodel.measures import Measures
+from perfmodel.base.arrays import NONE
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.simulation import simulate
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
 from tests import queueing
 
 RUNS = 16

@@ -1,4 +1,4 @@
-"""The formulas of perfmodel.queueing against books, other algorithms and the simulator."""
+"""The formulas of perfmodel.theory.queueing against books, other algorithms and the simulator."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import InputError, build_graph
-from perfmodel.engine import simulate
-from perfmodel.measures import Measures
-from perfmodel.queueing import (
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.simulation import simulate
+from perfmodel.theory.queueing import (
     Laps,
     Station,
     approximate_multiclass_mva,

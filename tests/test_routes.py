@@ -11,21 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel import (
-    InputError,
-    Job,
-    Link,
-    Server,
-    Straggler,
-    coarse,
-    contention,
-    evaluate,
-    formulas,
-    make_job,
-    predict,
-)
-from perfmodel.phases import Phases, Whole, quantities_of
-from perfmodel.queueing import multiclass_mva
+from perfmodel import InputError, Job, Link, Server, Straggler, evaluate, make_job, predict
+from perfmodel.architectures import registry
+from perfmodel.phases.layers import Whole
+from perfmodel.phases.phases import Phases
+from perfmodel.phases.quantities import quantities_of
+from perfmodel.predicting import coarse
+from perfmodel.studies import formulas
+from perfmodel.theory import contention
+from perfmodel.theory.queueing import multiclass_mva
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
 from tests.queueing import mva
 
@@ -72,7 +66,7 @@ def test_formulas_equal_the_simulation_where_they_say_so(
     @few
     @given(one=plain_jobs(arch, options))
     def check(one: Job) -> None:
-        if coarse.model_of(one).exact(one):
+        if registry.model_of(one).exact(one):
             fine_s, coarse_s = predict(one).iteration_s, predict(one, fidelity="coarse").iteration_s
             assert exactly(fine_s, coarse_s), (one, fine_s, coarse_s)
 
@@ -94,7 +88,7 @@ SIMPLE: list[tuple[str, dict[str, Any]]] = [
 def test_most_synchronous_jobs_are_exact(arch: str, options: dict[str, Any], workers: int) -> None:
     one = simple(arch, options, workers)
     if options.get("overlap", True) or not options.get("duplex"):
-        assert coarse.model_of(one).exact(one)
+        assert registry.model_of(one).exact(one)
     assert exactly(predict(one).iteration_s, predict(one, fidelity="coarse").iteration_s)
 
 
@@ -266,7 +260,7 @@ def numbers(one: Job, q: Any, seen: dict[str, float]) -> Phases:
 
     with pytest.MonkeyPatch.context() as patch:
         for module in ("_ps_phases", "easgd", "ad_psgd"):
-            patch.setattr(f"perfmodel.architectures.{module}.contended", spy)
+            patch.setattr(f"perfmodel.architectures.registry.{module}.contended", spy)
         return coarse.phases(one, among=q)
 
 

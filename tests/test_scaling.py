@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.accuracy import scaling as benchmark
-from perfmodel import InputError, Profile, Source, catalogue, scaling
-from perfmodel.device import Device, PeakRates, roofline_s
-from perfmodel.profile import Gradients, Layer, Tensor, Timing
-from perfmodel.scaling import at_batch_size, batch_error, group, together, transferred
-from perfmodel.transfer import estimate
-from perfmodel.workload import Workload
+from perfmodel import InputError, Profile, Source
+from perfmodel.inputs import batch_scaling, catalogue
+from perfmodel.inputs.batch_scaling import at_batch_size, batch_error, group, together, transferred
+from perfmodel.inputs.device import Device, PeakRates, roofline_s
+from perfmodel.inputs.device_transfer import estimate
+from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
+from perfmodel.inputs.workload import Workload
 
 MEASURED = Source("measured", "a test")
 DATA = Path(
@@ -98,11 +99,11 @@ def test_all_sizes_count_beyond_not_only_the_nearest_two() -> None:
 
 def test_small_batches_are_not_faster_in_proportion() -> None:
     found = at_batch_size([64], [[0.3, 0.1]], 1, tensors=100)
-    fixed = 100 * scaling.LAUNCH_S
+    fixed = 100 * batch_scaling.LAUNCH_S
     assert found.sum() == pytest.approx(fixed + (0.4 - fixed) / 64)
     assert found[0] == pytest.approx(3 * found[1])
     short = at_batch_size([64], [[1e-3]], 128, tensors=100)[0]
-    assert short == pytest.approx(1e-3 * (2 - scaling.MOST_LAUNCHING))
+    assert short == pytest.approx(1e-3 * (2 - batch_scaling.MOST_LAUNCHING))
 
 
 def test_errors_grow_with_the_distance_and_shrink_with_what_is_known() -> None:
@@ -203,7 +204,7 @@ def test_a_roofline_with_an_efficiency_for_each_kind_is_exact(
     found = on(here, profile)
     assert layer_errors(found, truth(here, 32, layers)) < 1e-9
     assert (found.device, found.quality, found.source.kind) == (here, "estimated", "estimated")
-    assert found.error_fraction == scaling.KIND_ERROR
+    assert found.error_fraction == batch_scaling.KIND_ERROR
 
 
 def test_canary_a_slower_layer_of_the_same_kind_is_not_recovered() -> None:
@@ -219,7 +220,7 @@ def test_a_batch_size_that_was_not_measured_adds_to_the_error() -> None:
     found = on("fast", profile, batch_size=256)
     assert layer_errors(found, truth("fast", 256)) < 0.02  # rooflines bend where memory limits
     assert found.error_fraction is not None
-    assert found.error_fraction > scaling.KIND_ERROR
+    assert found.error_fraction > batch_scaling.KIND_ERROR
 
 
 def test_other_models_say_how_much_better_a_device_is_than_its_peaks() -> None:
@@ -246,7 +247,7 @@ def test_other_models_say_how_much_better_a_device_is_than_its_peaks() -> None:
     plain = on("fast", net(truth("slow", 32)))
     assert found.forward_s == pytest.approx(plain.forward_s / 1.5)
     assert found.backward_s == pytest.approx(plain.backward_s / 1.5)
-    assert found.error_fraction == scaling.COMMON_ERROR
+    assert found.error_fraction == batch_scaling.COMMON_ERROR
 
 
 def test_another_kind_of_device_takes_the_efficiency_of_other_models_on_it() -> None:
@@ -260,11 +261,11 @@ def test_another_kind_of_device_takes_the_efficiency_of_other_models_on_it() -> 
 
     found = on("fast", mine, [other("fast", 0.5), other("slow", 0.1)])
     assert found.compute_s == pytest.approx(3.0 * step / 0.5)
-    assert found.error_fraction == scaling.TYPICAL_ERROR
+    assert found.error_fraction == batch_scaling.TYPICAL_ERROR
     away = on("fast", mine, [other("slow", 0.1), other("host", 0.9)])
     assert away.compute_s == pytest.approx(3.0 * step / 0.1)
-    assert away.error_fraction == scaling.FOREIGN_ERROR
-    assert scaling.COMMON_ERROR < scaling.TYPICAL_ERROR <= scaling.FOREIGN_ERROR
+    assert away.error_fraction == batch_scaling.FOREIGN_ERROR
+    assert batch_scaling.COMMON_ERROR < batch_scaling.TYPICAL_ERROR <= batch_scaling.FOREIGN_ERROR
 
 
 def test_without_operations_the_speeds_of_the_devices_decide() -> None:
@@ -274,7 +275,7 @@ def test_without_operations_the_speeds_of_the_devices_decide() -> None:
     ratio = np.sqrt(8.0 * 3.0)
     assert (found.forward_s, found.backward_s) == pytest.approx((1 / ratio, 2 / ratio))
     assert found.optimizer_s == pytest.approx(0.1)
-    assert found.error_fraction == scaling.SPEED_ERROR
+    assert found.error_fraction == batch_scaling.SPEED_ERROR
     other = net(
         Timing("slow", 8, MEASURED, samples_per_s=10.0),
         Timing("fast", 16, MEASURED, samples_per_s=40.0),
@@ -304,14 +305,14 @@ def test_layers_without_a_roofline_change_with_the_rest() -> None:
 # -- how the constants were learnt -----------------------------------------------------------------
 
 BANDS = {
-    "other gpu, models on both": scaling.COMMON_ERROR,
-    "other gpu, no other model": scaling.KIND_ERROR,
-    "other gpu, no operations": scaling.SPEED_ERROR,
-    "other kind, gpu that others ran on": scaling.TYPICAL_ERROR,
-    "other kind, cpu that others ran on": scaling.TYPICAL_ERROR,
-    "other kind, gpu that none ran on": scaling.FOREIGN_ERROR,
+    "other gpu, models on both": batch_scaling.COMMON_ERROR,
+    "other gpu, no other model": batch_scaling.KIND_ERROR,
+    "other gpu, no operations": batch_scaling.SPEED_ERROR,
+    "other kind, gpu that others ran on": batch_scaling.TYPICAL_ERROR,
+    "other kind, cpu that others ran on": batch_scaling.TYPICAL_ERROR,
+    "other kind, gpu that none ran on": batch_scaling.FOREIGN_ERROR,
 }
-"""Error that :mod:`perfmodel.scaling` states for each group of the benchmark."""
+"""Error that :mod:`perfmodel.inputs.batch_scaling` states for each group of the benchmark."""
 
 
 def outside(cases: Sequence[benchmark.Case], bands: dict[str, float]) -> list[str]:
@@ -337,10 +338,10 @@ def test_the_stated_errors_of_batch_sizes_hold_for_the_tables() -> None:
     if not (DATA / "pollux_osdi21" / "throughput.csv").is_file():
         pytest.skip("the measured tables are not at hand (set PERFMODEL_SCALING to their folder)")
     series = benchmark.read(DATA)
-    bands = {"batch size, between two": scaling.INTERPOLATION_ERROR}
+    bands = {"batch size, between two": batch_scaling.INTERPOLATION_ERROR}
     for name, table in (
-        ("beyond several", scaling.FITTED_ERROR),
-        ("from one", scaling.SINGLE_ERROR),
+        ("beyond several", batch_scaling.FITTED_ERROR),
+        ("from one", batch_scaling.SINGLE_ERROR),
     ):
         bands |= {f"batch size, {name}, up to x{most:g}": error for most, error in table}
     cases = [
@@ -379,8 +380,8 @@ def test_quantiles_let_every_series_weigh_the_same() -> None:
 def test_the_catalogue_estimates_a_device_that_a_profile_lacks() -> None:
     profile = catalogue.model("resnet18")
     found = catalogue.workload(profile, device_name="p100", batch_size=16)
-    assert found.error_fraction == scaling.COMMON_ERROR
+    assert found.error_fraction == batch_scaling.COMMON_ERROR
     note = next(a for a in found.assumptions if a.name == "compute time error")
-    assert note.value == scaling.COMMON_ERROR
+    assert note.value == batch_scaling.COMMON_ERROR
     with pytest.raises(InputError, match="unknown device 'h10'; did you mean 'h100'"):
         catalogue.workload(profile, device_name="h10")

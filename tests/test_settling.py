@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import perfmodel
-from perfmodel import leads, warmup
 from perfmodel.api import build_graph
-from perfmodel.engine import first_iterations, makespan, simulate
-from perfmodel.graph import GraphBuilder, OpGraph
-from perfmodel.job import Job, Straggler
-from perfmodel.leads import possible_loss, settled_after, ties_of
-from perfmodel.run import Run
+from perfmodel.engine import leads, warmup
+from perfmodel.engine.leads import possible_loss, settled_after, ties_of
+from perfmodel.engine.run import Run
+from perfmodel.engine.simulation import first_iterations, makespan, simulate
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job, Straggler
 from tests.jobs import cluster, job, workload
 from tests.uneven import uneven_job
 

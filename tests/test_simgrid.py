@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.engine import makespan
+from perfmodel.engine.simulation import makespan
 from tests import simgrid
 from tests.simgrid import Dag, Op, by_engine, by_simgrid, deviation
 

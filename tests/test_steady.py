@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from perfmodel import engine
-from perfmodel.engine import makespan, simulate
-from perfmodel.graph import GraphBuilder, OpGraph
-from perfmodel.steady import Series, ci_fraction, warmup_rounds
+from perfmodel.engine import simulation as engine
+from perfmodel.engine.simulation import makespan, simulate
+from perfmodel.engine.steady import Series, ci_fraction, warmup_rounds
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
 
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="Numba is not installed"

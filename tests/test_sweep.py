@@ -19,9 +19,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel import InputError, Jitter, Straggler, Sweep, api, make_job, predict, sweep, sweeps
+from perfmodel import InputError, Jitter, Straggler, Sweep, api, make_job, predict, sweep
 from perfmodel.cli import cli, main
-from perfmodel.grids import ARGUMENTS, grid, label, values
+from perfmodel.studies import sweeps
+from perfmodel.studies.grids import ARGUMENTS, grid, label, values
 from tests.jobs import cluster, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel import InputError, tables
+from perfmodel import InputError
+from perfmodel.base import tables
 
 GOOD = "workers,latency_s,samples_per_s,note\n1,25 us,100,first\n\n8,0.001,750.5,\n"
 

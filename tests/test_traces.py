@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from perfmodel import InputError, api
 from perfmodel.cli import cli
-from perfmodel.profile import read_profile
+from perfmodel.inputs.profile import read_profile
 from perfmodel.traces.workload import Found, import_trace
 
 FOLDER = Path(

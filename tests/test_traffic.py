@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from perfmodel import Jitter, build_graph
-from perfmodel.architectures import names
-from perfmodel.engine import simulate
-from perfmodel.graph import Floats, OpGraph
+from perfmodel.architectures.registry import names
+from perfmodel.base.arrays import Floats
+from perfmodel.engine.simulation import simulate
+from perfmodel.graph.op_graph import OpGraph
 from tests.jobs import cluster, job, workload
 
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], optimizer_s=0.5)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel import noise
-from perfmodel.engine import makespan, simulate, timeline
-from perfmodel.eventloop import philox
-from perfmodel.graph import KINDS, Distribution, GraphBuilder, OpGraph
+from perfmodel.engine import noise
+from perfmodel.engine.draws import philox
+from perfmodel.engine.simulation import makespan, simulate, timeline
+from perfmodel.graph.builder import KINDS, GraphBuilder
+from perfmodel.graph.op_graph import Distribution, OpGraph
 
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="Numba is not installed: nothing to compare"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.errors import InputError
-from perfmodel.limits import LIMITS
-from perfmodel.units import UNITS, dimension_of, parse, show
+from perfmodel.base.errors import InputError
+from perfmodel.base.limits import LIMITS
+from perfmodel.base.units import UNITS, dimension_of, parse, show
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from perfmodel import InputError, Source, predict
 from perfmodel.cli import cli, main
-from perfmodel.measuring.run import Measured as MeasuredRun
-from perfmodel.measuring.run import Run
+from perfmodel.measuring.training.run import Measured as MeasuredRun
+from perfmodel.measuring.training.run import Run
 from perfmodel.validation import read_cases, shipped_cases, summarise, validate
 from perfmodel.validation.cases import of_run
 from perfmodel.validation.scores import Score

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel import DeadlockError, InputError, PerfmodelError, run
-from perfmodel.engine import makespan, simulate, timeline
-from perfmodel.graph import GraphBuilder, Ids, OpGraph
+from perfmodel import DeadlockError, InputError, PerfmodelError
+from perfmodel.base.arrays import Ids
+from perfmodel.engine import run
+from perfmodel.engine.simulation import makespan, simulate, timeline
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
 
 Times = dict[tuple[int, int], tuple[float, float]]
 

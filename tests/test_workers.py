@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from perfmodel import InputError, Jitter, NodeOverride, Server, build_graph, make_job, predict
-from perfmodel.engine import simulate, timeline
-from perfmodel.graph import block_of
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.graph.op_graph import block_of
 from tests.jobs import cluster, job, workload
 
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 50.0])

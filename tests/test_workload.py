@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from perfmodel import InputError, Profile, Source, predict
-from perfmodel.profile import Gradients, Layer, Tensor, Timing, timings_on
-from perfmodel.scaling import LAUNCH_S
-from perfmodel.workload import expanded, resolve
+from perfmodel.inputs.batch_scaling import LAUNCH_S
+from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing, timings_on
+from perfmodel.inputs.workload import expanded, resolve
 from tests.jobs import cluster, job
 
 MEASURED = Source("measured", "a test")

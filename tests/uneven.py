@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cluster import Link, NodeOverride, Server
-from perfmodel.job import Jitter, Job, Straggler
+from perfmodel.inputs.cluster import Link, NodeOverride, Server
+from perfmodel.inputs.job import Jitter, Job, Straggler
 from tests.jobs import cluster, job, workload
 
 SYSTEMS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -12,7 +12,7 @@ import click
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.sources import SOURCES, adapter, fit_of
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 
 
 @click.command()

@@ -38,7 +38,7 @@ from perfmodel import (
     make_job,
     predict,
 )
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 
 ABOUT = About(
     title="Waiting of unequal workers",

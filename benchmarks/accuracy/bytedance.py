@@ -44,9 +44,9 @@ from perfmodel import (
     make_job,
     predict,
 )
-from perfmodel.errors import InputError
-from perfmodel.job import Job
-from perfmodel.uncertainty import WIDTH
+from perfmodel.base.errors import InputError
+from perfmodel.base.uncertainty import WIDTH
+from perfmodel.inputs.job import Job
 
 ABOUT = About(
     title="Idleness in production pipelines",

@@ -28,6 +28,7 @@ import msgspec
 from benchmarks.accuracy import dnns, fitted, rows
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import InputError, Source
+from perfmodel.base.errors import number, whole_number
 from perfmodel.calibration import (
     PUBLISHED,
     Published,
@@ -36,7 +37,6 @@ from perfmodel.calibration import (
     ServerFit,
     fit_asynchronous_server,
 )
-from perfmodel.errors import number, whole_number
 
 ABOUT = About(
     title="CM-DARE: asynchronous parameter server in the cloud",

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks.accuracy.cases import About, Case, Split
-from perfmodel.calibration.collectives import (
+from perfmodel.calibration.network.collectives import (
     CollectiveFit,
     Operation,
     Point,

@@ -25,9 +25,9 @@ import numpy as np
 
 from benchmarks.accuracy import fitted, rows
 from benchmarks.accuracy.cases import About, Case, Split
-from perfmodel.calibration.synchronous_model import SynchronousModel, SynchronousRun
-from perfmodel.calibration.synchronous_server import SynchronousFit, fit_synchronous_server
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
+from perfmodel.calibration.servers.synchronous_fit import SynchronousFit, fit_synchronous_server
+from perfmodel.calibration.servers.synchronous_model import SynchronousModel, SynchronousRun
 
 ABOUT = About(
     title="DL2: synchronous parameter servers in containers",

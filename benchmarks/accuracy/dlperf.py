@@ -27,14 +27,16 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
-from perfmodel import Source, catalogue, costs
+from perfmodel import Source
 from perfmodel.api import make_job, predict
-from perfmodel.cluster import Cluster, IntraNode, Link
-from perfmodel.errors import InputError, number, whole_number
-from perfmodel.job import Job
-from perfmodel.order_statistics import expected_maximum
-from perfmodel.profile import Profile, Timing
-from perfmodel.uncertainty import Uncertainty
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.uncertainty import Uncertainty
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import Cluster, IntraNode, Link
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.profile import Profile, Timing
+from perfmodel.theory import collective_times
+from perfmodel.theory.order_statistics import expected_maximum
 
 Floats = NDArray[np.float64]
 
@@ -226,7 +228,11 @@ def _case(split: str, row: Row, known: Configuration, fit: Fit, fold: Fit) -> Ca
     node_s = known.node_s if known.node_s is not None else fit.node(row.key)
     spread = 0.0 if known.node_s is not None else fit.node_spread
     # within a node, bytes grow as those of a ring
-    within_s = node_s * costs.half_ring_bytes(on_node, 1.0) / costs.half_ring_bytes(NODE_GPUS, 1.0)
+    within_s = (
+        node_s
+        * collective_times.half_ring_bytes(on_node, 1.0)
+        / collective_times.half_ring_bytes(NODE_GPUS, 1.0)
+    )
     between_s, beyond = 0.0, 0.0
     if row.num_nodes > 1:
         beyond = math.log2(row.num_nodes / 2)
@@ -246,7 +252,7 @@ def _case(split: str, row: Row, known: Configuration, fit: Fit, fold: Fit) -> Ca
         model=spread,
         extrapolation=GROWTH_SPREAD * beyond * between_s / predicted,
     )
-    plain_s = costs.ring_allreduce_s(
+    plain_s = collective_times.ring_allreduce_s(
         row.num_gpus, size, bandwidth_bytes_per_s=LINK_BYTES_PER_S, latency_s=CLUSTER.nic.latency_s
     )
     return Case(
@@ -411,7 +417,9 @@ def _between(dnn: str, nodes: int) -> tuple[float, float]:
     """What a and x of the formula of this module are multiplied with, the latter in seconds."""
     slowest, of_two = (expected_maximum(n, SMALL, "lognormal") - 1.0 for n in (nodes, 2))
     waits = slowest / of_two
-    return float(waits), float(costs.ring_allreduce_bytes(nodes, _bytes(dnn)) / LINK_BYTES_PER_S)
+    return float(waits), float(
+        collective_times.ring_allreduce_bytes(nodes, _bytes(dnn)) / LINK_BYTES_PER_S
+    )
 
 
 @functools.cache

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from perfmodel import catalogue
-from perfmodel.profile import Gradients, Layer, Profile, Tensor, Timing
-from perfmodel.provenance import Source
+from perfmodel.base.provenance import Source
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.profile import Gradients, Layer, Profile, Tensor, Timing
 
 BYTES = 4
 """Bytes of a parameter: all these tables are of single precision."""

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from perfmodel import files
-from perfmodel.errors import InputError
+from perfmodel.base import files
+from perfmodel.base.errors import InputError
 
 Entry = TypeVar("Entry")
 

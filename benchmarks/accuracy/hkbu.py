@@ -32,7 +32,7 @@ from benchmarks.accuracy.cases import About, Case, Split
 from benchmarks.accuracy.hkbu_models import size_of
 from benchmarks.accuracy.hkbu_runs import Row, Run, nominal_bytes_per_s
 from perfmodel import InputError
-from perfmodel.uncertainty import Uncertainty
+from perfmodel.base.uncertainty import Uncertainty
 
 Floats = NDArray[np.float64]
 

@@ -10,8 +10,9 @@ import functools
 import re
 
 from benchmarks.accuracy import dnns
-from perfmodel import Source, catalogue
-from perfmodel.profile import Layer, Profile, Tensor, Timing
+from perfmodel import Source
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
 
 SIZES = {"base": (12, 768), "large": (24, 1024)}
 """Transformer layers and hidden size of each BERT."""

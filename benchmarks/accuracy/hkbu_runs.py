@@ -13,8 +13,8 @@ import msgspec
 
 from benchmarks.accuracy.hkbu_models import profile_of
 from perfmodel import Cluster, IntraNode, Job, Link, Source, Workload, make_job, predict
-from perfmodel.errors import number, whole_number
-from perfmodel.workload import resolve
+from perfmodel.base.errors import number, whole_number
+from perfmodel.inputs.workload import resolve
 
 Fidelity = Literal["coarse", "fine"]
 

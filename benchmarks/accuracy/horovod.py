@@ -26,7 +26,7 @@ from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import InputError, Link, Server
 from perfmodel.api import Fidelity
-from perfmodel.uncertainty import WIDTH, Uncertainty
+from perfmodel.base.uncertainty import WIDTH, Uncertainty
 
 Kind = Literal["ring", "server"]
 Floats = NDArray[np.float64]

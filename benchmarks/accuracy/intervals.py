@@ -3,8 +3,8 @@
 Predicts measured runs to which nothing was fitted: those of the testbed, where the network was
 measured; and from nominal links the shipped cases of others, and DLPerf's table with what is the
 default of a ring. PATH is the folder that holds the folders of both. Prints the constants that
-``perfmodel.intervals`` has, and how many runs lie in intervals that were learnt without any run of
-their source (of the testbed: of their DNN; of DLPerf: of their framework).
+``perfmodel.predicting.intervals`` has, and how many runs lie in intervals that were learnt without
+any run of their source (of the testbed: of their DNN; of DLPerf: of their framework).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from scipy import optimize, stats
 
 from benchmarks.accuracy import dlperf, testbed
 from perfmodel import api
-from perfmodel.errors import InputError
-from perfmodel.intervals import Kind, Learnt, kind_of, step_interval, uncertainty
-from perfmodel.job import Job
-from perfmodel.prediction import Prediction
-from perfmodel.uncertainty import COVERAGE, WIDTH
+from perfmodel.base.errors import InputError
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
+from perfmodel.inputs.job import Job
+from perfmodel.predicting.intervals import Kind, Learnt, kind_of, step_interval, uncertainty
+from perfmodel.results.prediction import Prediction
 from perfmodel.validation import shipped_cases
 
 LEAST = 0.005

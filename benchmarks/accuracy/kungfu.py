@@ -7,8 +7,8 @@ row of a single GPU; what others published of one V100 says how long an image ta
 
 A step of b images takes a time l to launch it, c = b v k to compute, with k the published seconds
 per image and v a factor for the software, and m = r n to move the n bytes of the model's gradients
-or parameters. What overlaps is joined by a p-norm (:func:`perfmodel.overlap.blend`), with forward a
-third of c:
+or parameters. What overlaps is joined by a p-norm (:func:`perfmodel.theory.overlap.blend`), with
+forward a third of c:
 
 - all-reduce: gradients move during backward, l + c/3 + (2c/3 | m);
 - asynchronous servers: parameters come during forward, gradients go during backward, half of m
@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
-from perfmodel import costs
-from perfmodel.errors import InputError
-from perfmodel.overlap import blend
-from perfmodel.uncertainty import WIDTH, Uncertainty
+from perfmodel.base.errors import InputError
+from perfmodel.base.uncertainty import WIDTH, Uncertainty
+from perfmodel.theory import collective_times
+from perfmodel.theory.overlap import blend
 
 Floats = NDArray[np.float64]
 Kind = Literal["allreduce", "server", "pairs"]
@@ -261,8 +261,8 @@ def _moved(row: Row) -> float:
         hottest = max(dnn.largest_bytes, dnn.size_bytes / row.num_nodes)
         return hottest * row.num_gpus / GPUS * NODES
     if row.kind == "allreduce":
-        ring = costs.ring_allreduce_bytes(row.num_gpus, dnn.size_bytes)
-        return float(ring / costs.ring_allreduce_bytes(GPUS, 1.0))
+        ring = collective_times.ring_allreduce_bytes(row.num_gpus, dnn.size_bytes)
+        return float(ring / collective_times.ring_allreduce_bytes(GPUS, 1.0))
     return dnn.size_bytes
 
 

@@ -24,8 +24,8 @@ from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import InputError, Link, Server
 from perfmodel.api import Fidelity
-from perfmodel.profile import Profile
-from perfmodel.uncertainty import Uncertainty
+from perfmodel.base.uncertainty import Uncertainty
+from perfmodel.inputs.profile import Profile
 
 SOURCE = "mxnet"
 

@@ -21,8 +21,8 @@ from benchmarks.accuracy.cases import About, Case
 from benchmarks.accuracy.sources import SOURCES, adapter
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
 from benchmarks.accuracy.targets import LIMITS, TARGETS, Limit, Target
-from perfmodel import files
-from perfmodel.errors import InputError
+from perfmodel.base import files
+from perfmodel.base.errors import InputError
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 

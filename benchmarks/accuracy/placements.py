@@ -22,16 +22,16 @@ import numpy as np
 
 from benchmarks.accuracy import fitted, rows
 from benchmarks.accuracy.cases import Case
-from perfmodel.calibration.data_parallel import (
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.uncertainty import Uncertainty
+from perfmodel.calibration.network.robust import least_absolute
+from perfmodel.calibration.placements.fit import (
     DataParallelFit,
     Predictor,
     expected_data_parallel,
     fit_data_parallel,
 )
-from perfmodel.calibration.robust import least_absolute
-from perfmodel.calibration.trainings import OneNode, Step, Training
-from perfmodel.errors import InputError, number, whole_number
-from perfmodel.uncertainty import Uncertainty
+from perfmodel.calibration.placements.table import OneNode, Step, Training
 
 FILE = "throughput.csv"
 

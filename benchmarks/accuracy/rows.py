@@ -11,7 +11,7 @@ from typing import TypeVar
 import click
 import msgspec
 
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 
 Row = TypeVar("Row", bound=msgspec.Struct)
 

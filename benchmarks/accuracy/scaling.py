@@ -8,7 +8,8 @@ PATH holds tables of step times against batch size on one device:
 
 The catalogue's own timings are counted with them, and they alone judge other devices. Every figure
 is of steps that were left out. Errors are factors less one. The series of a group all weigh the
-same, however many sizes they have. The constants of ``perfmodel.scaling`` are what this prints.
+same, however many sizes they have. The constants of ``perfmodel.inputs.batch_scaling`` are what
+this prints.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import click
 import msgspec
 import numpy as np
 
-from perfmodel import catalogue
-from perfmodel.errors import InputError
-from perfmodel.profile import Gradients, Profile, Timing
-from perfmodel.scaling import at_batch_size
-from perfmodel.transfer import estimate
+from perfmodel.base.errors import InputError
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.batch_scaling import at_batch_size
+from perfmodel.inputs.device_transfer import estimate
+from perfmodel.inputs.profile import Gradients, Profile, Timing
 
 TENSORS = {
     "cifar10": 62,

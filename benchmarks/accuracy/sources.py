@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from benchmarks.accuracy.cases import About, Case
-from perfmodel.errors import unknown_name
+from perfmodel.base.errors import unknown_name
 
 SOURCES = (
     "testbed",

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from benchmarks.accuracy import fitted
 from benchmarks.accuracy.cases import About, Case, Split
 from perfmodel import Cluster, Jitter, Link, Source, Workload, WorkloadLayer, make_job, predict
-from perfmodel.errors import InputError
-from perfmodel.job import Job
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.job import Job
 
 ABOUT = About(
     title="Staleness of asynchronous workers",

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 
 from perfmodel import Cluster, IntraNode, Link, Server, Source, make_job, predict
 from perfmodel.api import Fidelity
-from perfmodel.errors import number, whole_number
-from perfmodel.profile import Profile
-from perfmodel.uncertainty import COVERAGE, WIDTH
+from perfmodel.base.errors import number, whole_number
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
+from perfmodel.inputs.profile import Profile
 
 PCIE = IntraNode(12e9, 10e-6, kind="per_device")
 """What PCIe 3.0 x16 moves in practice, one way, for each device."""

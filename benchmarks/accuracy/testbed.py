@@ -38,8 +38,8 @@ from perfmodel import (
     make_job,
     predict,
 )
-from perfmodel.errors import number
-from perfmodel.uncertainty import COVERAGE, WIDTH, Uncertainty
+from perfmodel.base.errors import number
+from perfmodel.base.uncertainty import COVERAGE, WIDTH, Uncertainty
 
 ABOUT = About(
     title="Testbed: real frameworks on a small emulated cluster",

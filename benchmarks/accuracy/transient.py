@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.accuracy import cmdare, fitted, rows
 from benchmarks.accuracy.cases import About, Case, Split
+from perfmodel.base.errors import InputError, number
 from perfmodel.calibration import Run, Series, ServerFit
-from perfmodel.errors import InputError, number
 
 MODEL = "resnet32"
 BATCH = 128

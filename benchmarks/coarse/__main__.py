@@ -12,8 +12,9 @@ from benchmarks.coarse.classes import FEWEST, grown
 from benchmarks.coarse.draw import Cell, cells
 from benchmarks.coarse.measure import Row, Store, by_group, known, rows, simulate
 from benchmarks.coarse.speed import speeds
-from perfmodel import bands, coarse, report
-from perfmodel.bands import Table
+from perfmodel.cli.printing import console
+from perfmodel.predicting import bands, coarse
+from perfmodel.predicting.bands import Table
 
 MEASURING, CHECKING = 1, 2
 """Seeds of the jobs that bands are measured on, and of those that check them."""
@@ -46,7 +47,7 @@ def main(measure: bool, worst: int, jobs: int, processes: int, store: Path, spee
     kept = Store(store)
     measuring, checking = list(cells(MEASURING, jobs)), list(cells(CHECKING, jobs // 2))
     wanted = [*(measuring if measure else ()), *checking]
-    with report.progress() as advance:
+    with console.progress() as advance:
         simulate(filter(known, wanted), kept, processes, advance)
     if measure:
         found = by_group(rows(measuring, kept))

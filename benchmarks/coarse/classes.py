@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from perfmodel.bands import Class
+from perfmodel.predicting.bands import Class
 
 FEWEST = 24
 """Jobs of a class at least, of those that its band is measured on."""

@@ -19,13 +19,13 @@ from perfmodel import (
     Straggler,
     Workload,
     WorkloadLayer,
-    bands,
     build_graph,
-    catalogue,
     make_job,
 )
-from perfmodel.cluster import Collective, Handover, IntraNode, NodeOverride, Piece
-from perfmodel.job import Jitter
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import Collective, Handover, IntraNode, NodeOverride, Piece
+from perfmodel.inputs.job import Jitter
+from perfmodel.predicting import bands
 
 DEVICE = "v100"
 SOURCE = Source("assumed", "drawn at random")

@@ -14,9 +14,11 @@ import numpy as np
 import perfmodel
 from benchmarks.coarse.classes import Known
 from benchmarks.coarse.draw import Cell, cell
-from perfmodel import bands, build_graph, coarse, predict
-from perfmodel.bands import Class
-from perfmodel.graph import OpGraph
+from perfmodel import build_graph, predict
+from perfmodel.architectures import registry
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.predicting import bands, coarse
+from perfmodel.predicting.bands import Class
 
 Progress = Callable[[int, int], None]
 
@@ -128,7 +130,7 @@ class Row(msgspec.Struct, frozen=True):
 
 def known(one: Cell) -> bool:
     """Whether the formulas leave out nothing that a job has."""
-    return coarse.model_of(one.job).leaves_out(one.job) is None
+    return registry.model_of(one.job).leaves_out(one.job) is None
 
 
 def row(one: Cell, fine_s: float) -> Row:
@@ -140,7 +142,7 @@ def row(one: Cell, fine_s: float) -> Row:
         traits=bands.traits(one.job, found),
         fine_s=fine_s,
         coarse_s=float(found.iteration_s),
-        exact=coarse.model_of(one.job).exact(one.job),
+        exact=registry.model_of(one.job).exact(one.job),
     )
 
 

@@ -11,7 +11,7 @@ from benchmarks.coarse.classes import FEWEST
 from benchmarks.coarse.draw import Cell
 from benchmarks.coarse.measure import Row, known
 from perfmodel.api import TOLERANCE
-from perfmodel.bands import Class, Table, narrowest
+from perfmodel.predicting.bands import Class, Table, narrowest
 
 TEMPLATE = Path(__file__).with_name("page.md")
 

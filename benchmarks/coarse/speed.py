@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.coarse.draw import DEVICE
-from perfmodel import coarse, make_job
-from perfmodel.phases import quantities_of
+from perfmodel import make_job
+from perfmodel.phases.quantities import quantities_of
+from perfmodel.predicting import coarse, variants
 
 CONFIGURATIONS = 200_000
 MOST_WORKERS = 64
@@ -46,7 +47,7 @@ def speeds(configurations: int = CONFIGURATIONS) -> Iterator[tuple[str, float, f
         q = quantities_of(job)
         count = configurations // 16 if name.endswith("queueing, per layer") else configurations
         some = {"workers": workers[:count], "bandwidth_bytes_per_s": rates[:count]}
-        call_s = min(_seconds(lambda: coarse.evaluate(job, **some, sharpness=sharpness)))  # noqa: B023
+        call_s = min(_seconds(lambda: variants.evaluate(job, **some, sharpness=sharpness)))  # noqa: B023
         one_s = min(_seconds(lambda: coarse.phases(job, among=q, sharpness=sharpness).iteration_s))  # noqa: B023
         yield name, count / call_s, one_s
 

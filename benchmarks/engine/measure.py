@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.engine.reference import ParameterServer, Ring, Shared
 from benchmarks.engine.tasks import BACKWARD, FORWARD, LAYERS, TASKS, WORKERS, compute_s, dag
-from perfmodel.engine import makespan, prepare
+from perfmodel.engine.simulation import makespan, prepare
 from tests import simgrid
 
 Processes = Generator[Any, Any, None]

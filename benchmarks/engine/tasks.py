@@ -28,7 +28,9 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.graph import NONE, GraphBuilder, OpGraph
+from perfmodel.base.arrays import NONE
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
 from tests import simgrid
 
 BYTES_PER_S = 1.25e9

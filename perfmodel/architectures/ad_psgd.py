@@ -8,11 +8,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, floor_half, is_symbol, maximum, where
-from perfmodel.architectures import Architecture, Coarse
-from perfmodel.architectures._gossip import Partners, add_begin, add_network
-from perfmodel.architectures._measured import Use
-from perfmodel.architectures._workers import (
+from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network
+from perfmodel.architectures.parts.measured import Use
+from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
@@ -20,10 +19,14 @@ from perfmodel.architectures._workers import (
     plain,
     steady,
 )
-from perfmodel.contention import contended
-from perfmodel.graph import NONE, GraphBuilder, Ids, OpGraph
-from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities
+from perfmodel.base.arrays import NONE, Ids
+from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+from perfmodel.theory.contention import contended
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,14 +5,23 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, is_symbol, maximum, minimum, where
-from perfmodel.architectures import Architecture, Coarse
-from perfmodel.architectures._gossip import add_begin, add_network
-from perfmodel.architectures._measured import Use
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, equal, left_out
-from perfmodel.graph import GraphBuilder, Ids, OpGraph
-from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities, quantities_of
+from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.parts.gossip import add_begin, add_network
+from perfmodel.architectures.parts.measured import Use
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    equal,
+    left_out,
+)
+from perfmodel.base.arrays import Ids
+from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities, quantities_of
 
 NEIGHBOURHOOD = 6
 """Workers whose slowest one sets the pace, where each waits for its neighbours only."""

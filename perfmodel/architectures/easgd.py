@@ -8,17 +8,27 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, maximum, minimum
-from perfmodel.architectures import Architecture, Coarse, ModelAge
-from perfmodel.architectures._gossip import add_begin
-from perfmodel.architectures._messages import tensors_of
-from perfmodel.architectures._network import Network, homes_of, node_names
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, plain
-from perfmodel.contention import Lap, contended, regularity
-from perfmodel.errors import number, whole_number
-from perfmodel.graph import Axis, GraphBuilder, Ids, OpGraph
-from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities, held_up, mixed
+from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.parts.gossip import add_begin
+from perfmodel.architectures.parts.messages import tensors_of
+from perfmodel.architectures.parts.network import Network, homes_of, node_names
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    left_out,
+    plain,
+)
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import number, whole_number
+from perfmodel.base.quantities import Quantity, maximum, minimum
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.phases.phases import Phase, Phases, held_up, mixed
+from perfmodel.phases.quantities import Quantities
+from perfmodel.results.prediction import ModelAge
+from perfmodel.theory.contention import Lap, contended, regularity
 
 MOST_SERVERS = 10_000
 """Servers of one job; more is taken for a slip of the keyboard."""

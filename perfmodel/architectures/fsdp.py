@@ -8,25 +8,29 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, maximum, where
-from perfmodel.architectures import Architecture, Coarse
-from perfmodel.architectures._collectives import Communicator
-from perfmodel.architectures._measured import Use, measured_notes
-from perfmodel.architectures._members import Members
-from perfmodel.architectures._rates import all_gather_rate, reduce_scatter_rate
-from perfmodel.architectures._reduction import (
+from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.parts.collective_rates import all_gather_rate, reduce_scatter_rate
+from perfmodel.architectures.parts.communicator import Communicator
+from perfmodel.architectures.parts.measured import Use, measured_notes
+from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.reduction import (
     MEASURED_ASSUMPTION,
     all_gather_cost,
     reduce_scatter_cost,
 )
-from perfmodel.architectures._workers import Workers, add_workers, alike, left_out, stagger_s
-from perfmodel.buckets import ddp_buckets
-from perfmodel.errors import number, whole_number
-from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
-from perfmodel.job import Job
-from perfmodel.overlap import wait_free
-from perfmodel.phases import Layers, Phase, Phases, Quantities, Whole
-from perfmodel.workload import Workload, expanded
+from perfmodel.architectures.parts.workers import Workers, add_workers, alike, left_out, stagger_s
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import number, whole_number
+from perfmodel.base.quantities import Quantity, maximum, where
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.phases.layers import Layers, Whole
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+from perfmodel.theory.buckets import ddp_buckets
+from perfmodel.theory.overlap import wait_free
 
 UNIT_BYTES = 25 * 2**20
 """Size at which a unit is closed (25 MiB), as that of a bucket without sharding."""

@@ -7,15 +7,25 @@ from collections.abc import Collection
 
 import msgspec
 
-from perfmodel.algebra import Quantity, is_symbol, maximum, where
-from perfmodel.architectures import Architecture, Coarse, ModelAge
-from perfmodel.architectures._gossip import Partners, add_begin, add_network, others
-from perfmodel.architectures._measured import Use
-from perfmodel.architectures._workers import Workers, add_optimizer, add_workers, left_out, steady
-from perfmodel.errors import number, whole_number
-from perfmodel.graph import GraphBuilder, Ids, OpGraph
-from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities, mixed
+from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network, others
+from perfmodel.architectures.parts.measured import Use
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    left_out,
+    steady,
+)
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import number, whole_number
+from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.phases.phases import Phase, Phases, mixed
+from perfmodel.phases.quantities import Quantities
+from perfmodel.results.prediction import ModelAge
 
 MOST_STEPS = 1_000_000
 """Steps that a worker may be ahead of its messages at most."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfmodel.algebra import where
-from perfmodel.architectures import Architecture, Coarse, ModelAge
-from perfmodel.architectures._collectives import Communicator
-from perfmodel.architectures._measured import measured_notes
-from perfmodel.architectures._members import Members
-from perfmodel.architectures._rates import all_reduce_rate, closed
-from perfmodel.architectures._reduction import (
+from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.parts.collective_rates import all_reduce_rate, closed
+from perfmodel.architectures.parts.communicator import Communicator
+from perfmodel.architectures.parts.measured import measured_notes
+from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.reduction import (
     REDUCTION_ASSUMPTIONS,
     REDUCTION_HELP,
     Reduction,
     all_reduce_cost,
 )
-from perfmodel.architectures._workers import (
+from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
@@ -24,10 +23,15 @@ from perfmodel.architectures._workers import (
     left_out,
     stagger_s,
 )
-from perfmodel.errors import whole_number
-from perfmodel.graph import GraphBuilder, Ids, OpGraph
-from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities
+from perfmodel.base.arrays import Ids
+from perfmodel.base.errors import whole_number
+from perfmodel.base.quantities import where
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+from perfmodel.results.prediction import ModelAge
 
 PERIOD = 8
 MOST_PERIOD = 1000

@@ -9,22 +9,26 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from perfmodel.algebra import Quantity, is_symbol, maximum, where
-from perfmodel.architectures import Architecture, Coarse
-from perfmodel.architectures._measured import Use
-from perfmodel.architectures._messages import (
+from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.parts.measured import Use
+from perfmodel.architectures.parts.messages import (
     TRANSMISSION_HELP,
     Transmission,
     parts_of,
     tensors_of,
 )
-from perfmodel.architectures._network import Network
-from perfmodel.architectures._workers import Workers, add_workers, equal, left_out, stagger_s
-from perfmodel.errors import number
-from perfmodel.graph import Floats, GraphBuilder, Ids, OpGraph
-from perfmodel.job import Job
-from perfmodel.phases import Phase, Phases, Quantities, Stage, Whole
-from perfmodel.workload import expanded
+from perfmodel.architectures.parts.network import Network
+from perfmodel.architectures.parts.workers import Workers, add_workers, equal, left_out, stagger_s
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import number
+from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+from perfmodel.phases.layers import Stage, Whole
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):

@@ -15,14 +15,14 @@ from typing import NoReturn
 import click
 
 from perfmodel import __version__
-from perfmodel.cli.calibrate import calibrate
-from perfmodel.cli.catalogue import list_, show
-from perfmodel.cli.measure import measure
-from perfmodel.cli.predict import compare, explain, predict, sweep
-from perfmodel.cli.profile import profile
-from perfmodel.cli.traces import import_
-from perfmodel.cli.validate import validate
-from perfmodel.errors import PerfmodelError, message
+from perfmodel.base.errors import PerfmodelError, message
+from perfmodel.cli.commands.calibrate import calibrate
+from perfmodel.cli.commands.catalogue import list_, show
+from perfmodel.cli.commands.measure import measure
+from perfmodel.cli.commands.predict import compare, explain, predict, sweep
+from perfmodel.cli.commands.profile import profile
+from perfmodel.cli.commands.traces import import_
+from perfmodel.cli.commands.validate import validate
 
 
 @click.group(

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from perfmodel.base.errors import InputError
 from perfmodel.cli.options import (
     Command,
     Reader,
@@ -22,7 +23,6 @@ from perfmodel.cli.options import (
     read_text,
     read_whole,
 )
-from perfmodel.errors import InputError
 
 
 def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command], Command]:
@@ -145,7 +145,7 @@ def job_arguments(
 
     Either may have ``global_batch_size`` in the place of ``batch_size``.
     """
-    from perfmodel.job import read_job
+    from perfmodel.inputs.job import read_job
 
     arguments = read_job(path) if path is not None else {}
     options = architecture_options(given, lists=lists)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from perfmodel.measuring.ranks import Place
+    from perfmodel.measuring.processes.ranks import Place
 
 WHO = (
     click.option("--rank", type=int, metavar="R", help="Of this process, from 0 (torchrun)."),
@@ -36,7 +36,7 @@ WHO = (
 
 def take_place(given: dict[str, Any]) -> Place:
     """The process that :data:`WHO` and the environment say; takes these out of ``given``."""
-    from perfmodel.measuring.ranks import place
+    from perfmodel.measuring.processes.ranks import place
 
     names = ("rank", "ranks", "address", "listen", "token_file")
     return place(*(given.pop(name) for name in names))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 
 Command = Callable[..., Any]
 Callback = Callable[[click.Context, click.Parameter, Any], Any]
@@ -42,7 +42,7 @@ def read_quantity(dimension: str) -> Reader:
     """Read text with a unit as SI."""
 
     def read(text: str, flag: str) -> float:
-        from perfmodel.units import parse
+        from perfmodel.base.units import parse
 
         return parse(text, dimension, flag)
 
@@ -51,21 +51,21 @@ def read_quantity(dimension: str) -> Reader:
 
 def read_jitter(text: str, _: str) -> Any:
     """Read ``0.1``, ``gamma:0.1`` or ``measured``."""
-    from perfmodel.job import Jitter
+    from perfmodel.inputs.job import Jitter
 
     return Jitter.parse(text)
 
 
 def read_stragglers(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> Any:
     """Read each ``WORKER:FACTOR``."""
-    from perfmodel.job import Straggler
+    from perfmodel.inputs.job import Straggler
 
     return tuple(Straggler.parse(text) for text in texts)
 
 
 def read_fraction(text: str, flag: str) -> float:
     """Read ``1%`` or ``0.01``."""
-    from perfmodel.units import fraction
+    from perfmodel.base.units import fraction
 
     return fraction(text, flag)
 
@@ -87,7 +87,7 @@ def list_of(read: Reader, *, ranges: bool) -> Callback:
 
 def items(text: str, flag: str, read: Reader = read_text, *, ranges: bool = True) -> Any:
     """Read values with commas between them, or a single one."""
-    from perfmodel.grids import values
+    from perfmodel.studies.grids import values
 
     found = [read(part, flag) for part in values(text, flag, ranges=ranges)]
     return found if len(found) > 1 else found[0]
@@ -111,20 +111,20 @@ def ending(path: str) -> str:
 
 def check_files(plot: str | None, *others: str | None) -> None:
     """Refuse files that cannot be written before work is done for them."""
-    from perfmodel import files
+    from perfmodel.base import files
 
     for path in filter(None, (plot, *others)):
         files.check_writable(path)
     if plot is not None:
-        from perfmodel.plot import check
+        from perfmodel.results.drawing import check
 
         check(ending(plot))
 
 
 def write_files(written: Sequence[tuple[str, bytes, str]]) -> None:
     """Write files, each with what to say of it."""
-    from perfmodel import files
-    from perfmodel.errors import plain
+    from perfmodel.base import files
+    from perfmodel.base.errors import plain
 
     for path, data, hint in written:
         files.write(path, data)
@@ -135,6 +135,6 @@ def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:
     """A progress bar on a terminal's standard error; nothing elsewhere."""
     if not sys.stderr.isatty():
         return nullcontext()
-    from perfmodel import report
+    from perfmodel.cli.printing import console
 
-    return report.progress()
+    return console.progress()

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 from perfmodel.profiler.steps import Step
 
 PLACES = {

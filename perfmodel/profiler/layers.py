@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 from perfmodel.profiler.libraries import import_torch
 
 NAMED = 3

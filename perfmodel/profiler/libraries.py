@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perfmodel.errors import InputError, nearest, unknown_name
+from perfmodel.base.errors import InputError, nearest, unknown_name
 
 FORMS = "torchvision:NAME, transformers:NAME or package.module:function"
 

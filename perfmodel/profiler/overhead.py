@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 
 CONFIDENCE = 0.95
 FEWEST_PAIRS = 6

@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perfmodel.errors import InputError, whole_number
-from perfmodel.profile import Layer, Profile, Tensor, Timing
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.provenance import Source
+from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
 from perfmodel.profiler.averages import Average, average_of
 from perfmodel.profiler.clocks import Clock, clock_for
 from perfmodel.profiler.layers import Found, Inspection
@@ -19,7 +20,6 @@ from perfmodel.profiler.marks import Marks
 from perfmodel.profiler.overhead import Overhead, overhead
 from perfmodel.profiler.saving import save
 from perfmodel.profiler.steps import Kind, Mark, Step, parts
-from perfmodel.provenance import Source
 
 T = TypeVar("T")
 

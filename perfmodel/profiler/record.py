@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from perfmodel.errors import InputError, whole_number
-from perfmodel.profile import Profile, Timing
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.provenance import Source
+from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.profiler.averages import Average
 from perfmodel.profiler.libraries import Built, import_torch
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
 from perfmodel.profiler.saving import joined
 from perfmodel.profiler.training import Training, build, check_device, training
-from perfmodel.provenance import Source
 
 PAIRS = 20
 """Pairs of steps that the overhead is measured by."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from perfmodel import files
-from perfmodel.errors import InputError
-from perfmodel.profile import Layer, Profile, Timing, read_profile
+from perfmodel.base import files
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.profile import Layer, Profile, Timing, read_profile
 
 DIGITS = 6
 """Significant digits of what is written."""

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.errors import InputError, unknown_name, whole_number
+from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.profiler import libraries
 from perfmodel.profiler.libraries import Built, import_torch, said
 

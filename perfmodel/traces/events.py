@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from perfmodel.errors import InputError, plain
-from perfmodel.files import beginning, read_bytes, ready
+from perfmodel.base.errors import InputError, plain
+from perfmodel.base.files import beginning, read_bytes, ready
 
 MOST_BYTES = 2**30
 """Size of a trace, unpacked."""

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perfmodel.profile import Layer, Tensor
+from perfmodel.inputs.profile import Layer, Tensor
 from perfmodel.traces.attribution import Attribution, Pass
 from perfmodel.traces.events import MOST_COUNT, element_bytes, listed, whole
 

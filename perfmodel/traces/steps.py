@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from perfmodel.errors import InputError
+from perfmodel.base.errors import InputError
 from perfmodel.traces.attribution import Work
 from perfmodel.traces.events import Host, Trace
 

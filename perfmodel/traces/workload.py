@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from perfmodel.errors import InputError, number, whole_number
-from perfmodel.profile import Gradients, Layer, Profile, Seconds, Timing
-from perfmodel.provenance import Source
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.provenance import Source
+from perfmodel.inputs.profile import Gradients, Layer, Profile, Seconds, Timing
 from perfmodel.traces import attribution, events, gradients
 from perfmodel.traces.attribution import Attribution, Pass
 from perfmodel.traces.steps import PARTS, Step, find_steps

@@ -7,13 +7,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from perfmodel import api, catalogue, files
-from perfmodel.cluster import Cluster
-from perfmodel.errors import InputError, number, unknown_name
-from perfmodel.job import Jitter, Job, Start, Straggler
-from perfmodel.measuring.run import Run, read_run
-from perfmodel.profile import Profile, Timing
-from perfmodel.provenance import Source
+from perfmodel import api
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, number, unknown_name
+from perfmodel.base.provenance import Source
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Jitter, Job, Start, Straggler
+from perfmodel.inputs.profile import Profile, Timing
+from perfmodel.measuring.training.run import Run, read_run
 
 SCHEMA = "perfmodel.cases/1"
 
@@ -136,7 +138,8 @@ def read_cases(path: str | Path) -> list[Measurement]:
 
     Raises
     ------
-    InputError : see :func:`perfmodel.files.read`; also a job that cannot be: with file and case.
+    InputError : see :func:`perfmodel.base.files.read`; also a job that cannot be: with file and
+    case.
     """
     path = Path(path)
     return _ready(files.read(path, Cases, SCHEMA), path.parent, str(path))

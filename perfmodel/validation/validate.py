@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from perfmodel import api
-from perfmodel.errors import InputError
-from perfmodel.prediction import Prediction
+from perfmodel.base.errors import InputError
+from perfmodel.results.prediction import Prediction
 from perfmodel.validation.cases import Measurement
 from perfmodel.validation.scores import MEASURES, Score, Summary, summarise
 
@@ -118,7 +118,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : matplotlib is not installed, or no case has a step time.
         """
-        from perfmodel import plot
+        from perfmodel.results import drawing
 
         points = {
             group: [
@@ -130,13 +130,13 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         }
         if not any(points.values()):
             raise InputError("plot: no case has a step time")
-        return plot.against(points, "step time (s)")
+        return drawing.against(points, "step time (s)")
 
     def to_image(self, ending: str) -> bytes:
         """The figure in the format that a file name's ending asks for (png, svg, pdf)."""
-        from perfmodel import plot
+        from perfmodel.results import drawing
 
-        return plot.image(self.to_figure(), ending)
+        return drawing.image(self.to_figure(), ending)
 
 
 def validate(

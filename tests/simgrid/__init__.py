@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.engine import Run
-from perfmodel.graph import NONE, GraphBuilder, OpGraph
+from perfmodel.base.arrays import NONE
+from perfmodel.engine.simulation import Run
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
 
 SOURCE = Path(__file__).with_name("oracle.cpp")
 NEEDED = "SimGrid (Debian package libsimgrid-dev) and g++ are needed for this oracle"

@@ -1,0 +1,92 @@
+"""All-reduce: every worker keeps the model, and gradients are summed by collectives."""
+
+from __future__ import annotations
+
+from perfmodel.architectures.allreduce.graph import build
+from perfmodel.architectures.allreduce.messages import messages_of, reduction_of
+from perfmodel.architectures.allreduce.options import Options
+from perfmodel.architectures.allreduce.phases import exact, leaves_out, operation_of, phases
+from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.parts.measured import measured_in, measured_notes
+from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.messages import COMPRESSION_HELP
+from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS, REDUCTION_HELP
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+
+
+def notes(job: Job) -> tuple[str, ...]:
+    """Where a job goes beyond the collectives that its cluster has measured."""
+    options: Options = job.options
+    operation = operation_of(options)
+    if job.workers == 1 or not options.reduction.by_measurements:
+        return ()
+    if measured_in(job.cluster.collectives, operation) is None:
+        return ()
+    if options.each_send:
+        return (f"each_send: every send is simulated, and the measured {operation} is left out",)
+    messages = options.sent_bytes(messages_of(job).bytes)
+    return measured_notes(job, {operation: messages * (job.workers if options.sparse else 1)})
+
+
+def _fold(job: Job) -> OpGraph | None:
+    """With each send simulated, one worker can stand for all only in a ring of one worker a node:
+    those that share a node, and members of a tree, differ in where they send to."""
+    options: Options = job.options
+    if options.each_send:
+        shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1
+        members = Members.of(job.cluster, job.workers)
+        if shared or options.sparse or reduction_of(job, members).algorithm != "ring":
+            return None
+    return build(job, fold=True)
+
+
+ARCHITECTURE = Architecture(
+    name="allreduce",
+    title="all-reduce (synchronous, no server)",
+    options=Options,
+    build=build,
+    asynchronous=lambda options: False,
+    server_bytes=None,
+    option_help={
+        "algorithm": REDUCTION_HELP["algorithm"],
+        "chunks": REDUCTION_HELP["chunks"],
+        "overlap": "reduce a bucket as soon as all workers have filled it, during backward",
+        "bucketing": "what is reduced together: ddp (buckets of a size), one (everything), layer, "
+        "horovod (what is ready at a tick) or mg_wfbp (merged where that is faster)",
+        "bucket_cap_bytes": "with bucketing=ddp, buckets are of at least this size",
+        "first_bucket_bytes": "with bucketing=ddp, size of the first bucket",
+        "fusion_cycle_s": "with bucketing=horovod, time between ticks",
+        "fusion_threshold_bytes": "with bucketing=horovod, the most that is fused; 0: no fusion",
+        "partition_bytes": "larger buckets are cut into parts of at most this size",
+        "priority": "of the buckets that wait, the one closest to the input goes first",
+        "credit_bytes": "bytes of gradients that may be under way at once; 0: as concurrent says",
+        "cross_barrier": "a layer's next forward waits for its own update only",
+        "concurrent": "collectives at once: 1 for NCCL, 2 for gloo",
+        "each_send": "simulate each send, to see a straggler inside a collective",
+        "reduce_per_byte_s": REDUCTION_HELP["reduce_per_byte_s"],
+        **COMPRESSION_HELP,
+    },
+    assumptions=(
+        *REDUCTION_ASSUMPTIONS,
+        "buckets are reduced in the order in which they fill, unless priorities say otherwise",
+        "the next forward pass starts after the optimizer, the optimizer after the last bucket; "
+        "with cross_barrier each layer has an update of its own, whose part of the optimizer's "
+        "time is that of its bytes",
+        "copying tensors into and out of a fused message, and agreeing on what is ready, take no "
+        "time",
+        "sparse gradients are gathered, not summed on the way: everybody receives those of all "
+        "others; quantised ones are summed as they are",
+    ),
+    source="Patarasuk, Yuan, JPDC 69, 2009, doi 10.1016/j.jpdc.2008.09.002; "
+    "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521; "
+    "Sanders, Speck, Träff, Parallel Computing 35(12), 2009, doi 10.1016/j.parco.2009.09.001; "
+    "Li et al., PVLDB 13(12), 2020, doi 10.14778/3415478.3415530; "
+    "Shi, Chu, Li, INFOCOM 2019, doi 10.1109/INFOCOM.2019.8737367; "
+    "Peng et al. (ByteScheduler), SOSP 2019, doi 10.1145/3341301.3359642",
+    aliases={"ring": {"algorithm": "ring"}, "ar_sgd": {"algorithm": "ring"}},
+    fold=_fold,
+    notes=notes,
+    unused=lambda options: options.unused,
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+)

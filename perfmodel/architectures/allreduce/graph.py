@@ -1,0 +1,226 @@
+"""All-reduce: workers sum their gradients among themselves, bucket by bucket, during backward."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.allreduce.messages import Messages, cost_of, messages_of, reduction_of
+from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of
+from perfmodel.architectures.parts.communicator import Communicator, add_sends
+from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.network import Network
+from perfmodel.architectures.parts.reduction import schedule_of
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    stagger_s,
+)
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import MOST_UNITS, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+from perfmodel.theory import collective_schedules, collective_times
+
+
+class End(msgspec.Struct, frozen=True, eq=False):
+    """What waits for messages, and what ends an iteration.
+
+    Attributes
+    ----------
+    waiting : ops that wait for messages, (workers, ends).
+    updates : ops that update parameters, (workers, updates).
+    mark : the last op of an iteration on each device, (workers,).
+    message, column : message ``message[k]`` is needed by end ``column[k]``, (pairs,).
+    """
+
+    waiting: Ids
+    updates: Ids
+    mark: Ids
+    message: Ids
+    column: Ids
+
+    def follow(self, b: GraphBuilder, done: Ids) -> None:
+        """Let the ends wait for the op that ends each message, (messages,)."""
+        after = self.waiting[:, self.column]
+        b.edge(np.broadcast_to(done[self.message], after.shape), after)
+
+
+def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
+    """One optimizer step of each worker, after all messages; before it they are decompressed."""
+    optimizer = waiting = add_optimizer(b, job, workers)
+    decode_s = decode_per_byte_s_of(job.options, job.workers) * job.workload.gradient_bytes
+    if decode_s > 0.0 and job.workers > 1:
+        waiting = workers.compute(b, "decode", decode_s)
+        b.edge(workers.backward[:, 0], waiting)
+        b.edge(waiting, optimizer)
+    index = np.arange(len(messages.bytes))
+    return End(waiting[:, None], optimizer[:, None], optimizer, index, np.zeros_like(index))
+
+
+def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
+    """An update of each layer once it has been reduced; the next forward of a layer waits for it
+    alone."""
+    layers, column = np.unique(messages.part_layer, return_inverse=True)
+    dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])[layers]
+    decode_per_byte_s = decode_per_byte_s_of(job.options, job.workers)
+    seconds = job.workload.optimizer_s * dense / dense.sum() + decode_per_byte_s * dense
+    names = [workers.layer_names[i] for i in layers.tolist()]
+    update = workers.compute(b, "update", seconds, names=names)
+    b.edge(update, workers.forward[:, layers], lag=1)
+    b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
+    return End(update, update, workers.backward[:, 0], messages.message, column)
+
+
+def build(job: Job, *, fold: bool = False) -> OpGraph:
+    """The op graph; with ``fold`` of the first worker, which stands for all of them."""
+    options: Options = job.options
+    b = GraphBuilder()
+    workers = add_workers(b, job, first=1 if fold else None)
+    messages = messages_of(job)
+    alone = job.workers == 1
+    finish = _by_layer if options.cross_barrier and not alone else _at_once
+    end = finish(b, job, workers, messages)
+    if not alone:
+        dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])
+        made = options.encoded(b, workers, dense)
+        ready = made[:, messages.layer if options.overlap else np.zeros_like(messages.layer)]
+        if options.each_send:
+            _add_sends(b, job, messages, ready, end, fold)
+        elif options.bucketing == "horovod":
+            _add_fused(b, job, messages, ready, end, fold)
+        else:
+            _add_collectives(b, job, messages, ready, end, fold)
+    if not fold:
+        b.stagger(workers.forward[:, 0], stagger_s(job))
+    counter = b.counters(end.updates.ravel()).reshape(end.updates.shape)
+    group = workers.index[:, None]
+    b.probe("staleness", end.updates, end.updates, lag=1, counter=counter, group=group)
+    return b.build(device=workers.device, mark=end.mark, count=job.workers if fold else 1)
+
+
+def _add_collectives(
+    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
+) -> None:
+    """Every message as one transfer over all members' links, both ways at once."""
+    options: Options = job.options
+    sent = options.sent_bytes(messages.bytes)
+    cost = cost_of(job, sent)
+    credit = max(int(min(options.credit_bytes, MOST_UNITS)), 1)
+    by_bytes = options.credit_bytes > 0.0
+    members = Members.of(job.cluster, job.workers)
+    communicator = Communicator(
+        b,
+        job,
+        members,
+        capacity=credit if by_bytes else options.concurrent,
+        symmetric=fold and cost.symmetric(members.fabric),
+    )
+    collective = communicator.add(
+        "all-gather" if options.sparse else "all-reduce",
+        cost,
+        axis="bucket",
+        priority=messages.layer if options.priority else 0,
+        units=np.clip(np.ceil(sent), 1, credit).astype(np.int64) if by_bytes else 1,
+    )
+    b.edge(ready, np.broadcast_to(collective, ready.shape))
+    end.follow(b, collective)
+    b.probe("all-reduce", collective, collective, at_ready=True)
+
+
+def _add_fused(
+    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
+) -> None:
+    """One op that reduces, at each tick, the tensors that are ready on all workers together."""
+    options: Options = job.options
+    sent = options.sent_bytes(messages.bytes)
+    nothing, whole = np.zeros(1), sent.sum(keepdims=True)
+    startup, cost = cost_of(job, nothing), cost_of(job, whole)
+    # bytes to come are not known: all that takes time in proportion to them slows the transfer
+    cost = msgspec.structs.replace(
+        cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds
+    )
+    members = Members.of(job.cluster, job.workers)
+    alike = cost.symmetric(members.fabric)
+    communicator = Communicator(b, job, members, symmetric=fold and alike)
+    axes = (("tensor", None),)
+    made = b.ops("gradient ready", sent.shape, axes=axes)
+    reduced = b.ops("gradient reduced", sent.shape, axes=axes)
+    fused = communicator.add("fused all-reduce", cost, axis="batch")
+    scale = float(cost.bytes[0] / whole[0])
+    b.edge(ready, np.broadcast_to(made, ready.shape))
+    b.batch(
+        int(fused[0]),
+        made,
+        reduced,
+        sent * scale,
+        cycle_s=options.fusion_cycle_s,
+        cap_bytes=options.fusion_threshold_bytes * scale,
+    )
+    end.follow(b, reduced)
+    b.probe("all-reduce", made, reduced)
+
+
+def _add_sends(
+    b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
+) -> None:
+    """Every send of every message as an op of its own."""
+    options: Options = job.options
+    sent = options.sent_bytes(messages.bytes)
+    members, after = Members.of(job.cluster, job.workers), end.waiting[:, 0]
+    if options.sparse:
+        schedule = collective_schedules.ring_all_gather(job.workers)
+    else:
+        reduction = reduction_of(job, members)
+        if reduction.by_measurements:  # a ring, if not as measured
+            _add_ring_sends(b, job, sent, ready, after, fold)
+            return
+        schedule = schedule_of(members, reduction)
+    add_sends(b, job, schedule, sent, ready, after, reduce_per_byte_s=options.reduce_per_byte_s)
+
+
+def _add_ring_sends(
+    b: GraphBuilder, job: Job, sizes: Floats, ready: Ids, after: Ids, fold: bool
+) -> None:
+    """Every step of every bucket as a send from each worker to the next of the ring.
+
+    A worker sends a part on once it has got it from the worker before, and added its own to it.
+    Where there are several rings each has an equal part of the bytes.
+    """
+    options: Options = job.options
+    members = job.workers
+    network = Network(b, job, fold=fold, core_share=members if fold else 1)
+    rings = network.fabric.rings(members)
+    n, buckets = ready.shape
+    steps = collective_times.ring_allreduce_steps(members)
+    part = sizes / members / len(rings)
+    adding = np.where(np.arange(steps) < members - 1, options.reduce_per_byte_s, 0.0)
+    for index, ring in enumerate(rings):
+        following = np.empty(members, np.int64)
+        following[ring] = np.roll(ring, -1)
+        worker, of = np.arange(n), f"ring {index} " if len(rings) > 1 else ""
+        node = network.fabric.place[worker]
+        line = b.slots(f"{of}ring line of".strip(), (n,), place=node, axes=(("worker", None),))
+        send = b.ops(
+            f"{of}send",
+            (n, buckets, steps),
+            bytes=part[:, None],
+            seconds=part[:, None] * adding,
+            path=network.path(worker, following[:n])[:, None, None],
+            latency_s=network.latency_s(worker, following[:n])[:, None, None],
+            slot=line[:, None, None],
+            group=worker[:, None, None],
+            axes=(("worker", None), ("bucket", None), ("step", None)),
+        )
+        # bucket after bucket: a worker's first step of one waits for its last of the one before
+        in_order = send.reshape(n, buckets * steps)
+        before = np.empty_like(in_order)  # what the worker before sends
+        before[following[:n] if n == members else worker] = in_order
+        b.chain(in_order)
+        b.edge(before[:, :-1], in_order[:, 1:])
+        b.edge(ready, send[:, :, 0])
+        b.edge(send[:, -1, -1], after)
+        b.edge(before[:, -1], after)
+        b.probe("all-reduce", send[:, :, 0], send[:, :, -1], at_ready=True)

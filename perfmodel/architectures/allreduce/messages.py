@@ -1,0 +1,116 @@
+"""How all-reduce groups gradients into messages."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.allreduce.options import Options, largest_bytes
+from perfmodel.architectures.parts.members import Cost, Members
+from perfmodel.architectures.parts.messages import parts_of, tensors_of
+from perfmodel.architectures.parts.reduction import (
+    Reduction,
+    all_gather_cost,
+    all_reduce_cost,
+    chosen,
+)
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+from perfmodel.theory.buckets import ddp_buckets, mg_wfbp_buckets
+
+
+class Messages(msgspec.Struct, frozen=True, eq=False):
+    """What is reduced together, in the order in which it is ready.
+
+    ``bytes`` (messages,) of gradients, before compression; ``layer`` (messages,) is the layer whose
+    backward completes it, of all in it the closest to the input. The layers in a message are given
+    in pairs: ``message``, ``part_layer`` (pairs,).
+    """
+
+    bytes: Floats
+    layer: Ids
+    message: Ids
+    part_layer: Ids
+
+
+def messages_of(job: Job) -> Messages:
+    """Group a workload's gradient tensors into messages, and cut those that are too large."""
+    options: Options = job.options
+    tensors = tensors_of(job.workload)
+    groups = _groups(job, tensors.layer.tolist(), tensors.bytes.tolist())
+    sizes = np.array([sum(tensors.bytes[i] for i in group) for group in groups])
+    parts = parts_of(sizes, options.partition_bytes)
+    pieces = np.repeat(np.arange(len(groups)), parts)
+    layers = [np.unique(tensors.layer[group]) for group in groups]
+    count = np.array([len(found) for found in layers])
+    return Messages(
+        bytes=(sizes / parts)[pieces],
+        layer=np.array([found[0] for found in layers])[pieces],
+        message=np.repeat(np.arange(len(pieces)), count[pieces]),
+        part_layer=np.concatenate([layers[piece] for piece in pieces.tolist()]),
+    )
+
+
+def _groups(job: Job, layer: list[int], sizes: list[float]) -> list[list[int]]:
+    """Indices of the tensors in each message; ``layer`` and ``sizes`` are those of the tensors."""
+    options: Options = job.options
+    of_layer: dict[int, list[int]] = {}
+    for tensor, index in enumerate(layer):
+        of_layer.setdefault(index, []).append(tensor)
+    by_layer = list(of_layer.values())
+    match options.bucketing:
+        case "ddp":
+            return ddp_buckets(
+                sizes,
+                cap_bytes=options.bucket_cap_bytes,
+                first_cap_bytes=options.first_bucket_bytes,
+            )
+        case "one":
+            return [list(range(len(sizes)))]
+        case "layer":
+            return by_layer
+        case "horovod":
+            return [[index] for index in range(len(sizes))]
+        case "mg_wfbp":
+            return _merged(job, by_layer, layer, sizes)
+
+
+def _merged(
+    job: Job, by_layer: list[list[int]], layer: list[int], sizes: list[float]
+) -> list[list[int]]:
+    """Layers merged for what a collective costs here, and the times of backward as profiled."""
+    if job.workers == 1:
+        return by_layer
+    options: Options = job.options
+    backward = np.array([a.backward_s for a in expanded(job.workload).layers])
+    ready_s = np.cumsum(backward[::-1])[::-1]
+    dense = np.array([sum(sizes[t] for t in tensors) for tensors in by_layer])
+    sent = options.sent_bytes(dense)
+    startup_s, whole_s = cost_of(job, np.array([0.0, sent.sum()])).seconds.tolist()
+    merged = mg_wfbp_buckets(
+        [float(ready_s[layer[tensors[0]]]) for tensors in by_layer],
+        sent.tolist(),
+        startup_s=startup_s,
+        per_byte_s=(whole_s - startup_s) / float(sent.sum()),
+    )
+    return [[t for i in group for t in by_layer[i]] for group in merged]
+
+
+def cost_of(job: Job, sent: Floats) -> Cost:
+    """What it costs to sum gradients of which each worker has ``sent`` bytes, (sizes,)."""
+    options: Options = job.options
+    members = Members.of(job.cluster, job.workers)
+    if options.sparse:
+        return all_gather_cost(members, job.workers * sent)
+    return all_reduce_cost(members, sent, reduction_of(job, members))
+
+
+def reduction_of(job: Job, members: Members) -> Reduction:
+    """How the sum is made: one algorithm for all messages where these are not known before, are
+    planned, or are simulated send by send."""
+    options: Options = job.options
+    largest = largest_bytes(options, job.workload.gradient_bytes)
+    if options.each_send and largest is None:
+        largest = float(options.sent_bytes(messages_of(job).bytes).max())
+    return options.reduction if largest is None else chosen(members, options.reduction, largest)

@@ -1,0 +1,125 @@
+"""The coarse model of all-reduce."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from perfmodel.architectures.allreduce.messages import messages_of
+from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of, largest_bytes
+from perfmodel.architectures.parts.collective_rates import all_gather_rate, all_reduce_rate, closed
+from perfmodel.architectures.parts.measured import Fastest, Rate, Use, measured_in
+from perfmodel.architectures.parts.workers import alike, left_out
+from perfmodel.base.quantities import Quantity, maximum, where
+from perfmodel.inputs.job import Job
+from perfmodel.phases.layers import Whole
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+from perfmodel.theory.overlap import fused_wait_free, merged_wait_free, wait_free
+
+
+def _rate(job: Job, q: Quantities) -> Rate | Fastest:
+    """What it takes to sum gradients, by the bytes of one worker's before compression."""
+    options: Options = job.options
+    sent = options.sent_share
+    if options.each_send:  # every send takes what it takes, whatever was measured
+        q = msgspec.structs.replace(q, collectives=())
+    if options.sparse:
+        return all_gather_rate(q).sent(q.workers * sent)
+    rate = all_reduce_rate(job, q, options.reduction)
+    largest = largest_bytes(options, q.gradient_bytes)
+    return (rate if largest is None else rate.at(largest)).sent(sent, at_once=options.concurrent)
+
+
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, and what of the collectives it does not hide."""
+    return q.at_paces(lambda late: _phases(job, q, late))
+
+
+def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
+    """The same where the slowest worker computes ``late`` times as long as the mean one."""
+    options: Options = job.options
+    rate, alone = _rate(job, q), q.workers <= 1
+    if isinstance(q.layers, Whole):
+        shares, numbers = [1.0], [0]
+    else:
+        shares, numbers = q.layers.once(("messages", job.options), lambda: _shares(job))
+    sizes = [q.gradient_bytes * share for share in shares]
+    seconds = [rate.seconds(size) for size in sizes]
+    line = rate.chord(q.gradient_bytes)
+    figures = {"startup_s": line.startup_s, "per_byte_s": line.per_byte_s}
+
+    def send(ready_s: list[Quantity]) -> Quantity:
+        match options.bucketing:
+            case "mg_wfbp":
+                return merged_wait_free(ready_s, sizes, **figures)
+            case "horovod":
+                return fused_wait_free(
+                    ready_s, sizes, **figures,
+                    cycle_s=options.fusion_cycle_s, cap_bytes=options.fusion_threshold_bytes,
+                )  # fmt: skip
+            case _:
+                return wait_free(ready_s, seconds)
+
+    encode_per_byte_s = options.encode_per_byte_s * q.slowdown
+    computed, end = q.layers.overlapped_s(
+        q.scale * late, send, numbers, encode_per_byte_s=encode_per_byte_s * late
+    )
+    if not options.overlap:
+        end = send([computed for _ in sizes])
+    compute = q.forward_s + q.backward_s + q.optimizer_s
+    exposed = end - computed
+    if options.cross_barrier and options.priority:
+        # the first layer is reduced as soon as it is ready, and nothing can hide that
+        exposed = maximum(seconds[-1], sum(seconds) - compute * late)
+    decode_per_byte_s = decode_per_byte_s_of(options, q.workers) * q.slowdown
+    compress = where(alone, 0.0, (encode_per_byte_s + decode_per_byte_s) * q.gradient_bytes)
+    parts = {
+        "compute": Phase(compute, "compute"),
+        "wait for the slowest": Phase((compute + compress) * (late - 1.0), "straggler"),
+        "compress": Phase(compress, "compute"),
+        "all-reduce": Phase(where(alone, 0.0, exposed), "network"),
+    }
+    used = Use()
+    for size in sizes:
+        used = used.plus(rate.busy(size))
+    return Phases(parts=parts, busy_s=used.by_link(job), updates=1.0 / q.workers)
+
+
+def operation_of(options: Options) -> str:
+    """Collective that gradients go through."""
+    return "all_gather" if options.sparse else "all_reduce"
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation."""
+    options: Options = job.options
+    in_order = not (options.cross_barrier or options.each_send or options.credit_bytes > 0.0)
+    one_by_one = options.concurrent == 1 and options.bucketing != "horovod"
+    # the simulation merges layers by the times of backward alone, and then cuts what is merged
+    # with times that are linear in the size
+    same = options.partition_bytes == math.inf and options.encode_per_byte_s == 0.0
+    same = same and measured_in(job.cluster.collectives, operation_of(options)) is None
+    as_planned = options.bucketing != "mg_wfbp" or same
+    known = one_by_one and as_planned and closed(job, options.reduction)
+    data = job.workload.data_loading_s == 0.0
+    return in_order and known and data and alike(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """What a job has that the coarse model does not."""
+    return left_out(job, core=False)
+
+
+def _shares(job: Job) -> tuple[list[float], list[int]]:
+    """Each message's part of all bytes, and the layer that completes it."""
+    messages = messages_of(msgspec.structs.replace(job, options=_unmerged(job.options)))
+    return (messages.bytes / messages.bytes.sum()).tolist(), messages.layer.tolist()
+
+
+def _unmerged(options: Options) -> Options:
+    """The options with each layer on its own, where the coarse model merges by itself."""
+    if options.bucketing != "mg_wfbp":
+        return options
+    return msgspec.structs.replace(options, bucketing="layer", overlap=True)

@@ -1,0 +1,1 @@
+"""What architectures share: workers, networks, messages and collectives."""

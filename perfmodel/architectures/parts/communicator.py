@@ -1,0 +1,117 @@
+"""Collective operations in an op graph: as one flow over all members' links, or send by send."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from perfmodel.architectures.parts.members import Cost, Members
+from perfmodel.architectures.parts.network import Network
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.inputs.job import Job
+from perfmodel.theory.collective_schedules import NONE, Schedule, waits_of
+
+ROUNDING = 1e-12
+"""How much slower than its links a collective must be to have a rate of its own."""
+
+
+class Communicator:
+    """A job's workers as members of collectives that are one flow each, over all their links.
+
+    ``capacity`` is how many of them there may be at once, or how many bytes of credit. With
+    ``fold`` the first node stands for all where all costs are ``symmetric``.
+    """
+
+    def __init__(
+        self,
+        b: GraphBuilder,
+        job: Job,
+        members: Members,
+        *,
+        capacity: int = 1,
+        symmetric: bool = False,
+    ) -> None:
+        self._b, self._fabric = b, members.fabric
+        network = Network(b, job, fold=symmetric)
+        self.slot = b.slots("communicator", (1,), capacity=capacity)
+        numbers = np.arange(len(members.fabric.capacity))
+        if symmetric:
+            numbers = np.array([kind.start for kind in members.fabric.kinds])
+        self._numbers, self._links = numbers, network.ids(numbers)
+
+    def flow(self, cost: Cost) -> dict[str, Any]:
+        """What ops take that are collectives of such a cost, one for each size."""
+        loads, capacity = cost.loads[:, self._numbers], self._fabric.capacity[self._numbers]
+        used = (loads > 0.0).any(axis=0) & (self._links != NONE)
+        loads, links = loads[:, used], self._links[used]
+        there = loads > 0.0
+        units = np.where(there, loads, 1.0)
+        fastest = np.where(there, capacity[used] / units, math.inf).min(axis=1, initial=math.inf)
+        moving = cost.transfer_s > 0.0
+        rate = cost.bytes / np.where(moving, cost.transfer_s, 1.0)
+        binding = moving & (rate < fastest * (1 - ROUNDING))
+        return {
+            "bytes": cost.bytes,
+            "path": np.where(there, links, NONE) if used.any() else None,
+            "path_units": units if used.any() else 1.0,
+            "rate_cap_bytes_per_s": np.where(binding, rate, math.inf),
+            "seconds": cost.startup_s,
+        }
+
+    def add(self, label: str, cost: Cost, *, axis: str, **fields: Any) -> Ids:
+        """Add a collective for each size, (sizes,), one at a time on the communicator."""
+        return self._b.ops(
+            label,
+            (len(cost.bytes),),
+            **self.flow(cost),
+            slot=self.slot,
+            axes=((axis, None),),
+            **fields,
+        )
+
+
+def add_sends(
+    b: GraphBuilder,
+    job: Job,
+    schedule: Schedule,
+    sizes: Floats,
+    ready: Ids,
+    after: Ids,
+    *,
+    reduce_per_byte_s: float,
+) -> None:
+    """Add every send of a collective of each of ``sizes`` bytes, one collective after the other.
+
+    ``ready`` (members, sizes) are what lets a member enter; ``after`` (members,) waits for all that
+    a member sends and receives. A send waits until both its ends have entered and are done with
+    all their sends of earlier rounds.
+    """
+    each = schedule.unrolled()
+    waits = waits_of(each)
+    count = ready.shape[1]
+    network = Network(b, job)
+    source, target = each.source, each.target
+    moved = sizes[:, None] * each.part
+    send = b.ops(
+        "send",
+        (count, len(each.part)),
+        bytes=moved,
+        seconds=np.where(each.adds, moved * reduce_per_byte_s, 0.0),
+        path=network.path(source, target)[None],
+        latency_s=network.latency_s(source, target),
+        group=each.source,
+        axes=(("bucket", None), ("send", None)),
+    )
+    b.edge(send[:, waits.before], send[:, waits.after])
+    b.edge(ready.T[:, waits.entry_member], send[:, waits.entry])
+    for way in (0, 1):
+        before = waits.last[waits.entry_member, way]
+        known = before != NONE
+        b.edge(send[:-1, before[known]], send[1:, waits.entry[known]])
+        known = waits.last[:, way] != NONE
+        b.edge(send[-1, waits.last[known, way]], after[known])
+    first, last = send[:, waits.first].T, send[:, waits.last.max(axis=1)].T
+    b.probe("all-reduce", first, last, at_ready=True)

@@ -1,0 +1,175 @@
+"""The links of a cluster by number, and which of them a transfer takes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.inputs.cluster import Cluster
+
+
+def places_of(cluster: Cluster, workers: int) -> Ids:
+    """The node of each worker, (workers,).
+
+    That is :meth:`perfmodel.inputs.cluster.Cluster.node_of_worker` of all of them.
+    """
+    listed = cluster.devices_on_nodes
+    first = np.repeat(np.arange(len(listed)), listed)[:workers]
+    rest = np.arange(workers - len(first)) // cluster.devices_per_node
+    return np.concatenate([first, len(listed) + rest])
+
+
+class Fabric(msgspec.Struct, frozen=True, eq=False):
+    """The links of a cluster's first nodes, and where the ends of transfers are attached to them.
+
+    Ends are the workers, then the servers. Links are numbered: out of each NIC, into each NIC, the
+    core, then those inside nodes: a bus for each node, or a port out of and a port into each
+    worker's device.
+
+    Attributes
+    ----------
+    place : node of each end, (ends,).
+    nic : number of the link to the network that each end uses, (ends,).
+    port : number of each end's device, (ends,); NONE for a server, which has no port.
+    nics : links to the network of all nodes together.
+    capacity : of each link (bytes/s), (links,); infinite for a core that never limits, and for a
+        bus that costs nothing.
+    owner : node of each link, (links,); NONE for the core.
+    latency_s : of each node's links to the network, (nodes,).
+    inside_latency_s : between two ends on one node.
+    bus : whether devices of a node share one link inside it.
+    """
+
+    place: Ids
+    nic: Ids
+    port: Ids
+    nics: int
+    capacity: Floats
+    owner: Ids
+    latency_s: Floats
+    inside_latency_s: float
+    bus: bool
+
+    @classmethod
+    def of(cls, cluster: Cluster, workers: int, homes: Sequence[int] | Ids = ()) -> Fabric:
+        """That of so many workers, and of servers on the nodes ``homes`` (servers,)."""
+        own = places_of(cluster, workers)
+        place = np.concatenate([own, np.asarray(homes, np.int64)])
+        nodes = int(place.max()) + 1
+        here = np.concatenate([_within(own), _within(place[workers:])])
+        each = cluster.nics_per_node
+        goodput, latency_s = (np.full(nodes, getattr(cluster.nic, name))
+                              for name in ("goodput_bytes_per_s", "latency_s"))  # fmt: skip
+        for override in cluster.overrides:
+            if override.nic is not None and override.node < nodes:
+                goodput[override.node] = override.nic.goodput_bytes_per_s
+                latency_s[override.node] = override.nic.latency_s
+        out = np.repeat(goodput, each)
+        over, inside = cluster.core_oversubscription, cluster.intra_node
+        core = math.inf if over is None else out.sum() / over
+        bus = inside is None or inside.kind == "bus"
+        within = np.arange(nodes) if bus else np.concatenate([own, own])
+        rate = math.inf if inside is None else inside.goodput_bytes_per_s
+        owner = np.repeat(np.arange(nodes), each)
+        return cls(
+            place=place,
+            nic=place * each + here % each,
+            port=np.concatenate([np.arange(workers), np.full(len(homes), NONE)]),
+            nics=len(out),
+            capacity=np.concatenate([out, out, [core], np.full(len(within), rate)]),
+            owner=np.concatenate([owner, owner, [NONE], within]),
+            latency_s=latency_s,
+            inside_latency_s=0.0 if inside is None else inside.latency_s,
+            bus=bus,
+        )
+
+    @property
+    def core(self) -> int:
+        """Number of the core."""
+        return 2 * self.nics
+
+    @property
+    def ports(self) -> int:
+        """How many devices have a port out and a port in; none where a node has a bus."""
+        return 0 if self.bus else (len(self.capacity) - self.core - 1) // 2
+
+    @property
+    def kinds(self) -> tuple[slice, ...]:
+        """Numbers of links of a kind: out of NICs, into NICs, the core, inside nodes, or out of
+        devices and into devices."""
+        inside = self.core + 1
+        bounds = [0, self.nics, self.core, inside, inside + self.ports, len(self.capacity)]
+        spans = [slice(*span) for span in itertools.pairwise(bounds)]
+        return tuple(span for span in spans if span.start < span.stop)
+
+    def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
+        """Numbers of the links from one end to another (broadcast), (..., 3).
+
+        Filled up with NONE, which stands for links that never limit as well.
+        """
+        a, z = np.broadcast_arrays(source, target)
+        away = self.place[a] != self.place[z]
+        first = self.core + 1
+        if self.bus:
+            leaving, coming = first + self.place[a], np.full(a.shape, NONE)
+        else:
+            known = (self.port[a] != NONE, self.port[z] != NONE)
+            leaving = np.where(known[0], first + self.port[a], NONE)
+            coming = np.where(known[1], first + self.ports + self.port[z], NONE)
+        path = np.stack(
+            [
+                np.where(away, self.nic[a], leaving),
+                np.where(away, self.core, NONE),
+                np.where(away, self.nics + self.nic[z], coming),
+            ],
+            axis=-1,
+        )
+        return np.where((path != NONE) & np.isfinite(self.capacity[path]), path, NONE)
+
+    def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
+        """One-way latency from one end to another (broadcast): the greater of the two nodes'."""
+        ends = np.broadcast_arrays(source, target)
+        a, z = self.place[ends[0]], self.place[ends[1]]
+        apart = np.maximum(self.latency_s[a], self.latency_s[z])
+        return np.where(a != z, apart, self.inside_latency_s)
+
+    def rings(self, members: int) -> Ids:
+        """The rings that collectives of the first so many workers go round, (rings, members).
+
+        One for each link of a node to the network that a device uses, of the node that has the
+        fewest. Each goes through all workers, node after node, with an equal part of the bytes, and
+        enters and leaves a node by links that no other of them does, as NCCL's channels.
+        """
+        order = np.arange(members)
+        count = np.bincount(self.place[:members])
+        count = count[count > 0]
+        if len(count) == 1:
+            return order[None]
+        several = min(self.nics // len(self.latency_s), int(count.min()))
+        if several == 1:
+            return order[None]
+        begin = np.cumsum(count) - count
+        found = np.empty((several, members), np.int64)
+        for ring in range(several):
+            for first, size in zip(begin.tolist(), count.tolist(), strict=True):
+                ends = [ring, (ring + 1) % several]
+                inner = np.setdiff1d(np.arange(size), ends)
+                found[ring, first : first + size] = first + np.array([ends[0], *inner, ends[1]])
+        return found
+
+
+def _within(place: Ids) -> Ids:
+    """For each end, how many of those before it are on its node."""
+    order = np.argsort(place, kind="stable")
+    ranked = place[order]
+    begin = np.flatnonzero(np.diff(ranked, prepend=NONE - 1))
+    run = np.diff(np.append(begin, len(ranked)))
+    found = np.empty(len(place), np.int64)
+    found[order] = np.arange(len(place)) - np.repeat(begin, run)
+    return found

@@ -1,0 +1,199 @@
+"""How long collectives take by their size: in closed form, or as measured on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError
+from perfmodel.base.quantities import Quantity, maximum, minimum, where
+from perfmodel.base.units import show
+from perfmodel.inputs import measured_collectives
+from perfmodel.inputs.cluster import Collective
+from perfmodel.inputs.job import Job
+from perfmodel.theory import collective_times
+from perfmodel.theory.collective_times import Line
+
+
+class Use(msgspec.Struct, frozen=True, eq=False):
+    """Seconds for which the busiest link of a kind is busy: those of nodes to the network, the
+    core, and those inside nodes."""
+
+    nic_s: Quantity = 0.0
+    core_s: Quantity = 0.0
+    inside_s: Quantity = 0.0
+
+    def times(self, factor: Quantity) -> Use:
+        """So many times as long."""
+        return Use(self.nic_s * factor, self.core_s * factor, self.inside_s * factor)
+
+    def plus(self, other: Use) -> Use:
+        """Both together."""
+        return Use(
+            self.nic_s + other.nic_s, self.core_s + other.core_s, self.inside_s + other.inside_s
+        )
+
+    def or_else(self, condition: Quantity, other: Use) -> Use:
+        """This where a condition holds, else the other."""
+        return Use(
+            where(condition, self.nic_s, other.nic_s),
+            where(condition, self.core_s, other.core_s),
+            where(condition, self.inside_s, other.inside_s),
+        )
+
+    def by_link(self, job: Job) -> dict[str, Quantity]:
+        """By name of the links, as far as a job has them."""
+        found = {"link of each node": self.nic_s}
+        if job.cluster.core_oversubscription is not None:
+            found["core"] = self.core_s
+        inside = job.cluster.intra_node
+        if inside is not None:
+            bus = inside.kind == "bus"
+            found["link inside each node" if bus else "inside link of each device"] = self.inside_s
+        return found
+
+
+class Rate(msgspec.Struct, frozen=True, eq=False):
+    """What a collective takes: seconds to start, and for each byte of the whole.
+
+    One line in closed form; as measured, as many as there are pieces. ``use`` is for each byte;
+    what was ``measured`` uses links no longer than it takes.
+    """
+
+    lines: tuple[Line, ...]
+    use: Use = Use()
+    measured: bool = False
+
+    def seconds(self, size_bytes: Quantity) -> Quantity:
+        """How long one of so many bytes takes."""
+        startup_s, moving_s = collective_times.line_s(self.lines, size_bytes)
+        return startup_s + moving_s
+
+    def busy(self, size_bytes: Quantity) -> Use:
+        """For how long one of so many bytes keeps links busy."""
+        found = self.use.times(size_bytes)
+        if not self.measured:
+            return found
+        _, moving_s = collective_times.line_s(self.lines, size_bytes)
+        longest = maximum(found.nic_s, found.core_s, found.inside_s)
+        some = longest > 0.0
+        return found.times(minimum(1.0, moving_s / where(some, longest, 1.0)))
+
+    def at(self, size_bytes: Quantity) -> Rate:
+        """The one that is chosen for messages of so many bytes: this."""
+        return self
+
+    def chord(self, size_bytes: Quantity) -> Line:
+        """The line from no bytes to so many, for what must be linear in the size."""
+        if len(self.lines) == 1:
+            return self.lines[0]
+        startup_s = self.seconds(0.0)
+        return Line(startup_s, (self.seconds(size_bytes) - startup_s) / size_bytes)
+
+    def sent(self, share: Quantity, at_once: int = 1) -> Rate:
+        """By bytes of which ``share`` is sent, if ``at_once`` collectives start together."""
+        lines = tuple(
+            Line(line.startup_s / at_once, share * line.per_byte_s, line.above_bytes / share)
+            for line in self.lines
+        )
+        return Rate(lines, self.use.times(share), self.measured)
+
+    @classmethod
+    def of(cls, cost: Callable[..., Quantity], **figures: Quantity) -> Rate:
+        """Of a closed form of :mod:`perfmodel.theory.collective_times`, which is linear in the
+        size."""
+        still = {name: 0.0 for name in figures if "latency" in name}
+        startup_s = cost(size_bytes=0.0, **figures)
+        return cls((Line(startup_s, cost(size_bytes=1.0, **{**figures, **still})),))
+
+
+class Fastest(msgspec.Struct, frozen=True, eq=False):
+    """For each message the one of several rates that takes least; the first in ties."""
+
+    rates: tuple[Rate, ...]
+
+    def seconds(self, size_bytes: Quantity) -> Quantity:
+        """How long a message of so many bytes takes."""
+        return minimum(*(rate.seconds(size_bytes) for rate in self.rates))
+
+    def busy(self, size_bytes: Quantity) -> Use:
+        """For how long a message of so many bytes keeps links busy."""
+        found = self.rates[0].busy(size_bytes)
+        least = self.rates[0].seconds(size_bytes)
+        for rate in self.rates[1:]:
+            seconds = rate.seconds(size_bytes)
+            found = rate.busy(size_bytes).or_else(seconds < least, found)
+            least = minimum(least, seconds)
+        return found
+
+    def at(self, size_bytes: Quantity) -> Rate:
+        """The one that is chosen for messages of so many bytes."""
+        found, least = self.rates[0], self.rates[0].seconds(size_bytes)
+        for rate in self.rates[1:]:
+            seconds = rate.seconds(size_bytes)
+            here, new, old = seconds < least, rate.lines[0], found.lines[0]
+            line = Line(
+                where(here, new.startup_s, old.startup_s),
+                where(here, new.per_byte_s, old.per_byte_s),
+            )
+            found = Rate((line,), rate.use.or_else(here, found.use))
+            least = minimum(least, seconds)
+        return found
+
+    def chord(self, size_bytes: Quantity) -> Line:
+        """The line of the one that is chosen for so many bytes."""
+        return self.at(size_bytes).lines[0]
+
+    def sent(self, share: Quantity, at_once: int = 1) -> Fastest:
+        """By bytes of which ``share`` is sent, if ``at_once`` collectives start together."""
+        return Fastest(tuple(rate.sent(share, at_once) for rate in self.rates))
+
+
+def measured_in(collectives: Iterable[Collective], operation: str) -> Collective | None:
+    """What an operation was measured to take, if it was."""
+    return next((each for each in collectives if each.operation == operation), None)
+
+
+def measured_rate(
+    collectives: Iterable[Collective], operation: str, ranks: Quantity, reduce_per_byte_s: float
+) -> Rate | None:
+    """What an operation was measured to take among ``ranks``; adding is part of it.
+
+    The one place where both routes turn from closed forms to what was measured.
+    """
+    measured = measured_in(collectives, operation)
+    if measured is None:
+        return None
+    if reduce_per_byte_s > 0.0:
+        raise InputError(
+            f"reduce_per_byte_s: the cluster's measured {operation} includes adding; leave it out"
+        )
+    return Rate(measured_collectives.measured_lines(measured, ranks), measured=True)
+
+
+def measured_notes(job: Job, used: Mapping[str, Floats]) -> tuple[str, ...]:
+    """Where a job goes beyond what was measured: ``used`` has the sizes (messages,) by operation.
+
+    Empty for a cluster without measured collectives, and for one worker.
+    """
+    notes = []
+    for operation, sizes in used.items() if job.workers > 1 else ():
+        measured = measured_in(job.cluster.collectives, operation)
+        if measured is None:
+            continue
+        least, most = measured.ranks
+        if not least <= job.workers <= most:
+            ranks = f"{least} ranks" if least == most else f"{least} to {most} ranks"
+            notes.append(
+                f"{operation} among {job.workers} workers is extrapolated: measured among {ranks}"
+            )
+        low, high = measured.bytes
+        outside = [size for size in (sizes.min(), sizes.max()) if not low <= size <= high]
+        if outside:
+            notes.append(
+                f"{operation} of {show(float(outside[-1]), 'bytes')} is extrapolated: measured "
+                f"from {show(low, 'bytes')} to {show(high, 'bytes')}"
+            )
+    return tuple(notes)

@@ -1,0 +1,175 @@
+"""Who takes part in a collective, over which links, and what it takes on idle ones."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.parts.fabric import Fabric
+from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.inputs.cluster import Cluster, Collective
+from perfmodel.theory.collective_schedules import Schedule
+
+
+class Members(msgspec.Struct, frozen=True, eq=False):
+    """Those who take part in a collective, and the links between them.
+
+    Attributes
+    ----------
+    fabric : the links; its ends are the members.
+    collectives : what those among these members were measured to take.
+    """
+
+    fabric: Fabric
+    collectives: tuple[Collective, ...] = ()
+
+    @classmethod
+    def of(cls, cluster: Cluster, workers: int) -> Members:
+        """The workers of a job on their nodes."""
+        return cls(Fabric.of(cluster, workers), cluster.collectives_of(workers))
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self.fabric.place)
+
+    def loads(self, path: Ids, part: Floats) -> Floats:
+        """Bytes over each link of sends of ``part`` bytes each (sends,) on ``path`` (sends, 3)."""
+        used = path != NONE
+        weight = np.broadcast_to(part[:, None], path.shape)
+        size = len(self.fabric.capacity)
+        return np.bincount(path[used], weight[used], minlength=size).astype(np.float64)
+
+    def around(self) -> tuple[Floats, float]:
+        """Bytes over each link where each member sends one byte round the rings, (links,), and the
+        greatest latency of a hop."""
+        rings = self.fabric.rings(self.count)
+        source, target = rings.ravel(), np.roll(rings, -1, axis=1).ravel()
+        if self.count == 1:
+            return np.zeros(len(self.fabric.capacity)), 0.0
+        path = self.fabric.path(source, target)
+        part = np.full(len(source), 1.0 / len(rings))
+        return self.loads(path, part), float(self.fabric.between_s(source, target).max())
+
+
+class Cost(msgspec.Struct, frozen=True, eq=False):
+    """What collectives of several sizes take on idle links.
+
+    Attributes
+    ----------
+    bytes : over the least used of the links, (sizes,).
+    loads : bytes over each link as multiples of that, (sizes, links), or (1, links) for all sizes;
+        see :class:`perfmodel.architectures.parts.fabric.Fabric`.
+    startup_s : latencies, and time to add, (sizes,).
+    transfer_s : time to move the bytes, (sizes,).
+    """
+
+    bytes: Floats
+    loads: Floats
+    startup_s: Floats
+    transfer_s: Floats
+
+    @classmethod
+    def of(cls, sizes: Floats, loads: Floats, startup_s: Floats, transfer_s: Floats) -> Cost:
+        """That of ``loads`` bytes over each link (links,) for every byte of ``sizes`` (sizes,)."""
+        least = loads[loads > 0.0].min(initial=math.inf)
+        least = least if least < math.inf else 1.0
+        return cls(sizes * least, loads[None] / least, startup_s, transfer_s)
+
+    @property
+    def seconds(self) -> Floats:
+        """How long each takes, (sizes,)."""
+        return self.startup_s + self.transfer_s
+
+    def symmetric(self, fabric: Fabric) -> bool:
+        """Whether all links of a kind are used alike."""
+        return all(
+            bool((self.loads[:, kind] == self.loads[:, kind][:, :1]).all()) for kind in fabric.kinds
+        )
+
+    def fastest(self, others: tuple[Cost, ...]) -> Cost:
+        """For each size the one that takes least, of this and of ``others``; the first in ties."""
+        costs = (self, *others)
+        best = np.argmin([cost.seconds for cost in costs], axis=0)
+        sizes = np.arange(len(best))
+
+        def picked(values: list[Floats]) -> Floats:
+            found: Floats = np.stack(values)[best, sizes]
+            return found
+
+        return Cost(
+            picked([cost.bytes for cost in costs]),
+            np.stack([cost.loads[0] for cost in costs])[best],
+            picked([cost.startup_s for cost in costs]),
+            picked([cost.transfer_s for cost in costs]),
+        )
+
+
+def ring_cost(members: Members, moved: Floats, steps: int, added_s: Floats) -> Cost:
+    """Rings on which each member sends ``moved`` bytes (sizes,) in so many steps."""
+    loads, hop_s = members.around()
+    moving_s = moved * float((loads / members.fabric.capacity).max())
+    return Cost.of(moved, _limited(members, loads), steps * hop_s + added_s, moving_s)
+
+
+def measured_cost(members: Members, moved: Floats, startup_s: Floats, moving_s: Floats) -> Cost:
+    """What takes as long as measured on idle links, and moves what a ring does over each.
+
+    No more bytes than the links let pass in that time, so that these never make it longer.
+    """
+    loads, _ = members.around()
+    slowest_s = float((loads / members.fabric.capacity).max())
+    passing = moving_s / slowest_s if slowest_s > 0.0 else moved
+    return Cost.of(np.minimum(moved, passing), _limited(members, loads), startup_s, moving_s)
+
+
+def scheduled_cost(
+    members: Members, schedule: Schedule, sizes: Floats, reduce_per_byte_s: float
+) -> Cost:
+    """Round after round, each as long as its slowest send takes with its links to share."""
+    fabric = members.fabric
+    total = np.zeros(len(fabric.capacity))
+    latency_s = adding_s = moving_s = 0.0
+    for step in rounds_of(members, schedule):
+        total += step.times * step.loads
+        moving_s += step.times * float((step.loads / fabric.capacity).max())
+        latency_s += step.times * float(step.hop_s.max())
+        adding_s += step.times * step.added * reduce_per_byte_s
+    return Cost.of(sizes, _limited(members, total), latency_s + sizes * adding_s, sizes * moving_s)
+
+
+class Round(msgspec.Struct, frozen=True, eq=False):
+    """Sends at the same time, made so many ``times`` in a row.
+
+    ``loads`` (links,) are bytes over each link, and ``added`` the most that a member adds, for
+    each byte to be reduced; ``hop_s`` (sends,) their latencies.
+    """
+
+    times: int
+    loads: Floats
+    added: float
+    hop_s: Floats
+
+
+def rounds_of(members: Members, schedule: Schedule) -> list[Round]:
+    """The rounds of a schedule among members."""
+    path = members.fabric.path(schedule.source, schedule.target)
+    hop_s = members.fabric.between_s(schedule.source, schedule.target)
+    added = np.where(schedule.adds, schedule.part, 0.0)
+    bounds = np.searchsorted(schedule.round, np.arange(len(schedule.repeat) + 1)).tolist()
+    return [
+        Round(
+            times,
+            members.loads(path[low:high], schedule.part[low:high]),
+            float(added[low:high].max()),
+            hop_s[low:high],
+        )
+        for low, high, times in zip(bounds[:-1], bounds[1:], schedule.repeat.tolist(), strict=True)
+    ]
+
+
+def _limited(members: Members, loads: Floats) -> Floats:
+    """The loads of links that may limit, 0 elsewhere."""
+    return np.where(np.isfinite(members.fabric.capacity), loads, 0.0)

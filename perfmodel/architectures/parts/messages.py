@@ -1,0 +1,203 @@
+"""How gradients become messages: their order, their compression, and who may send when."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.parts.workers import Workers
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.inputs.workload import Workload, expanded
+
+ELEMENT_BITS = 32
+"""Bits of a gradient's element before compression: float32."""
+
+TOP_K_BITS = 32 + 32
+"""Bits of an element that top-k sends: a value and an index."""
+
+DGC_BITS = 32 + 16
+"""Bits of an element that deep gradient compression sends: a value and a run length of 16 bits.
+Lin et al., ICLR 2018, arXiv 1712.01887."""
+
+
+class Tensors(msgspec.Struct, frozen=True, eq=False):
+    """Gradient tensors in the order in which backward makes them.
+
+    All of shape (tensors,): ``layer`` index, ``bytes``, and ``key``, the number of the tensor in
+    forward order.
+    """
+
+    layer: Ids
+    bytes: Floats
+    key: Ids
+
+
+def tensors_of(workload: Workload) -> Tensors:
+    """All gradient tensors of a workload."""
+    layers = expanded(workload).layers
+    counts = [len(layer.tensor_bytes) for layer in layers]
+    first = np.concatenate([[0], np.cumsum(counts)])
+    found = [
+        (i, size, first[i] + k)
+        for i, layer in reversed(list(enumerate(layers)))
+        for k, size in enumerate(layer.tensor_bytes)
+    ]
+    layer, size, key = zip(*found, strict=True)
+    return Tensors(np.array(layer), np.array(size, np.float64), np.array(key))
+
+
+MOST_PARTS = 200_000
+"""Messages of one iteration; more is taken for a slip of the keyboard."""
+
+
+def parts_of(sizes: Floats, partition_bytes: float) -> Ids:
+    """Into how many parts of at most ``partition_bytes`` each of some messages is cut.
+
+    Raises
+    ------
+    InputError : together these are more than MOST_PARTS.
+    """
+    parts = np.maximum(np.ceil(sizes / partition_bytes), 1.0)
+    if parts.sum() > MOST_PARTS:
+        raise InputError(
+            f"partition_bytes: {partition_bytes:g} cuts the gradients into "
+            f"{parts.sum():.0f} parts (at most {MOST_PARTS})"
+        )
+    return parts.astype(np.int64)
+
+
+class Compression(msgspec.Struct, frozen=True):
+    """Options of gradient compression, a part of an architecture's options."""
+
+    compression: Literal["none", "top_k", "dgc", "quantised"] = "none"
+    density: float = 0.001
+    quantised_bits: int = 8
+    encode_per_byte_s: float = 0.0
+    decode_per_byte_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("density", self.density, above=0.0, at_most=1.0)
+        whole_number("quantised_bits", self.quantised_bits, at_most=ELEMENT_BITS)
+        for name in ("encode_per_byte_s", "decode_per_byte_s"):
+            if number(name, getattr(self, name)) > 0.0 and self.compression == "none":
+                raise InputError(f"{name}: there is nothing to encode without compression")
+
+    @property
+    def unused(self) -> set[str]:
+        """Options that have no effect with this compression."""
+        method = self.compression
+        none = {"encode_per_byte_s", "decode_per_byte_s"} if method == "none" else set()
+        dense = set() if self.sparse else {"density"}
+        return none | dense | (set() if method == "quantised" else {"quantised_bits"})
+
+    @property
+    def sparse(self) -> bool:
+        """Whether workers send different elements, whose sum has more of them."""
+        return self.compression in ("top_k", "dgc")
+
+    @property
+    def sent_share(self) -> float:
+        """Bytes sent for each byte of gradients."""
+        share = {
+            "none": 1.0,
+            "top_k": self.density * TOP_K_BITS / ELEMENT_BITS,
+            "dgc": self.density * DGC_BITS / ELEMENT_BITS,
+            "quantised": self.quantised_bits / ELEMENT_BITS,
+        }[self.compression]
+        return min(share, 1.0)
+
+    def sent_bytes(self, dense: Floats) -> Floats:
+        """Bytes sent for gradients of ``dense`` bytes, of the same shape."""
+        return dense * self.sent_share
+
+    def encoded(self, b: GraphBuilder, workers: Workers, dense_by_layer: Floats) -> Ids:
+        """The ops that end a layer's gradient, encoded if that takes time: (workers, layers).
+
+        ``dense_by_layer`` (layers,) are the bytes to encode. Encoding occupies the device, right
+        after the layer's backward.
+        """
+        seconds = self.encode_per_byte_s * dense_by_layer
+        if not seconds.any():
+            return workers.backward
+        encode = workers.compute(b, "encode", seconds, names=workers.layer_names, priority=-1)
+        b.edge(workers.backward, encode)
+        return encode
+
+
+COMPRESSION_HELP = {
+    "compression": "of gradients; none, top_k, dgc (deep gradient compression) or quantised",
+    "density": "part of the elements that top_k and dgc send",
+    "quantised_bits": "bits an element that quantised sends",
+    "encode_per_byte_s": "time of the device to compress one byte's worth of gradients",
+    "decode_per_byte_s": "time to decompress one byte's worth of gradients where they arrive",
+}
+
+
+class Transmission(Compression, frozen=True):
+    """Options of compression, and of who may send when on a connection."""
+
+    transmission: Literal["fifo", "quantum", "shared", "priority"] = "fifo"
+    quantum_bytes: float = 65536.0
+    partition_bytes: float = math.inf
+    credit_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("quantum_bytes", self.quantum_bytes, above=0.0)
+        if self.partition_bytes != math.inf:
+            number("partition_bytes", self.partition_bytes, above=0.0)
+        number("credit_bytes", self.credit_bytes)
+        if self.credit_bytes > 0.0 and self.transmission in ("quantum", "shared"):
+            raise InputError(
+                f"credit_bytes: has no meaning with transmission={self.transmission} "
+                "(allowed: fifo, priority)"
+            )
+
+    @property
+    def unused(self) -> set[str]:
+        """Options that have no effect, given the others."""
+        one_by_one = self.transmission in ("fifo", "priority")
+        found = set() if self.transmission == "quantum" else {"quantum_bytes"}
+        return super().unused | found | (set() if one_by_one else {"credit_bytes"})
+
+    def priority(self, layer: Ids) -> Ids:
+        """Who goes first among messages of these layers: those that the next forward needs first,
+        or, without priorities, who comes first."""
+        return layer if self.transmission == "priority" else np.zeros_like(layer)
+
+    def connections(
+        self, b: GraphBuilder, label: str, shape: tuple[int, ...], bytes: Floats, **slots: Any
+    ) -> tuple[Ids, Ids]:
+        """Connections of ``shape``: slots, and the units of them that messages of ``bytes`` take.
+
+        One message at a time; with credit as many as it has bytes for; without limit (*shared*)
+        no slot at all.
+        """
+        one = np.ones(np.shape(bytes), np.int64)
+        if self.transmission == "shared":
+            return np.full(shape, -1), one
+        if self.credit_bytes == 0.0:
+            return b.slots(label, shape, **slots), one
+        credit = max(int(self.credit_bytes), 1)
+        units = np.clip(np.ceil(bytes), 1, credit).astype(np.int64)
+        return b.slots(label, shape, capacity=credit, **slots), units
+
+    def finish(self, b: GraphBuilder, messages: Ids) -> None:
+        """Send ``messages`` in turns where that was asked for."""
+        if self.transmission == "quantum":
+            b.quantum(messages, self.quantum_bytes)
+
+
+TRANSMISSION_HELP = {
+    "transmission": "order on a connection: fifo, quantum (take turns), shared (all at once) or "
+    "priority (what the next forward needs first)",
+    "quantum_bytes": "piece that a message sends at its turn, with transmission=quantum",
+    "partition_bytes": "larger messages are cut into parts of at most this size",
+    "credit_bytes": "bytes that may be under way at once on a connection; 0: one message",
+    **COMPRESSION_HELP,
+}

@@ -1,0 +1,101 @@
+"""The network of a job as links, and the paths and latencies between its nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from perfmodel.architectures.parts.fabric import Fabric
+from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.base.errors import InputError
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.inputs.job import Job
+
+
+class Network:
+    """The links between the ends of a job in its graph: its workers, then its servers.
+
+    ``homes`` are the nodes of the servers. With ``fold`` the first link of each kind stands for all
+    of its kind. ``core_share`` says how many times over each transfer crosses the core: once for
+    every worker where one stands for all.
+    """
+
+    def __init__(
+        self,
+        b: GraphBuilder,
+        job: Job,
+        homes: Ids | None = None,
+        *,
+        fold: bool = False,
+        core_share: int = 1,
+    ) -> None:
+        servers = np.zeros(0, np.int64) if homes is None else homes
+        self.fabric = Fabric.of(job.cluster, job.workers, servers)
+        self._names = node_names(job, servers)
+        self._each = job.cluster.nics_per_node
+        self._ids = self._add(b, self.fabric, fold, core_share)
+
+    def _add(self, b: GraphBuilder, fabric: Fabric, fold: bool, core_share: int) -> Ids:
+        """Links of the graph by number in the fabric; NONE for those that never limit."""
+        labels = ["link out of", "link into", "core"]
+        labels += ["link inside"] if fabric.bus else ["inside link out of", "inside link into"]
+        ids = np.full(len(fabric.capacity), NONE)
+        for label, kind in zip(labels, fabric.kinds, strict=True):
+            capacity, owner = fabric.capacity[kind], fabric.owner[kind]
+            if not np.isfinite(capacity).all():
+                continue
+            shown = capacity[:1] if fold else capacity
+            shown = shown / core_share if label == "core" else shown
+            names = self._named(label, len(capacity))
+            axes = (("node" if "inside link" not in label else "worker", names),) if names else ()
+            ids[kind] = b.links(label, shown, place=owner[: len(shown)], axes=axes)
+        return ids
+
+    def _named(self, label: str, count: int) -> list[str]:
+        """Names of the links of a kind; none for the core."""
+        if label == "core":
+            return []
+        if label.startswith("inside link"):
+            return [f"worker {worker}" for worker in range(count)]
+        if label == "link inside" or self._each == 1:
+            return self._names
+        return [f"{name}, NIC {i}" for name in self._names for i in range(self._each)]
+
+    def ids(self, numbers: Ids) -> Ids:
+        """Links of the graph by number in the fabric; NONE where a number is, or never limits."""
+        return np.where(numbers == NONE, NONE, self._ids[numbers])
+
+    def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
+        """Links from one end to another (broadcast), filled up with NONE."""
+        return self.ids(self.fabric.path(source, target))
+
+    def latency_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
+        """One-way latency from one end to another (broadcast): the greater of the two nodes'."""
+        return self.fabric.between_s(source, target)
+
+
+def homes_of(job: Job, servers: int) -> Ids:
+    """The node of each server of a job, (servers,).
+
+    Raises
+    ------
+    InputError : the cluster has too few nodes.
+    """
+    home = np.array([job.cluster.node_of_server(server, job.workers) for server in range(servers)])
+    if job.cluster.nodes is not None and home[-1] >= job.cluster.nodes:
+        raise InputError(
+            f"servers: {servers} dedicated servers beside {job.workers} workers do not fit on "
+            f"cluster {job.cluster.name!r} ({job.cluster.nodes} nodes)"
+        )
+    return home
+
+
+def node_names(job: Job, homes: Ids) -> list[str]:
+    """Names of the nodes of a job; those that servers are at home on say which."""
+    hosts: dict[int, list[str]] = {n: [] for n in range(job.cluster.nodes_for(job.workers))}
+    for server, node in enumerate(homes.tolist()):
+        hosts.setdefault(node, []).append(f"server {server}")
+    return [
+        f"node {node}" + (f" ({', '.join(servers)})" if servers else "")
+        for node, servers in sorted(hosts.items())
+    ]

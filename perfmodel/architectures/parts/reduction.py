@@ -1,0 +1,261 @@
+"""How workers sum what they have: options, who sends what to whom, and what that costs."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.parts.fabric import Fabric
+from perfmodel.architectures.parts.measured import measured_in, measured_rate
+from perfmodel.architectures.parts.members import (
+    Cost,
+    Members,
+    measured_cost,
+    ring_cost,
+    rounds_of,
+    scheduled_cost,
+)
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import number, whole_number
+from perfmodel.base.provenance import Source
+from perfmodel.inputs.cluster import Cluster, IntraNode, Link
+from perfmodel.theory import collective_schedules, collective_times
+from perfmodel.theory.collective_schedules import Schedule
+
+Algorithm = Literal["auto", "ring", "halving_doubling", "tree", "double_tree", "hierarchical"]
+
+CHUNKS = 16
+"""Pieces of each half of the bytes in a double tree."""
+
+MOST_CHUNKS = 1000
+
+MOST_IN_TREES = 20_000
+"""Workers up to which *auto* considers trees: there is one schedule for each number of chunks."""
+
+
+class Reduction(msgspec.Struct, frozen=True):
+    """Options of how members sum what they have, a part of an architecture's options."""
+
+    algorithm: Algorithm = "auto"
+    chunks: int = CHUNKS
+    reduce_per_byte_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole_number("chunks", self.chunks, at_most=MOST_CHUNKS)
+        number("reduce_per_byte_s", self.reduce_per_byte_s)
+
+    @property
+    def unused(self) -> set[str]:
+        """Options that have no effect with this algorithm."""
+        return set() if self.algorithm in ("auto", "double_tree") else {"chunks"}
+
+    @property
+    def by_measurements(self) -> bool:
+        """Whether measured collectives take the place of what these options say."""
+        return self.algorithm in ("auto", "ring")
+
+
+REDUCTION_HELP = {
+    "algorithm": "how the sum is made: auto (for each message the fastest of ring, double_tree and "
+    "hierarchical, as NCCL chooses; or as measured, if the cluster says), ring, halving_doubling "
+    "(Rabenseifner), tree, double_tree or hierarchical (inside each node, then rings among nodes)",
+    "chunks": "pieces of each half of the bytes, with algorithm=double_tree; at most so many with "
+    "auto",
+    "reduce_per_byte_s": "time to add one byte's worth of gradients",
+}
+
+MEASURED_ASSUMPTION = (
+    "where the cluster file has measured collectives, these take as long as measured, in the place "
+    "of a ring, and of what auto would choose; they load every link with what a ring moves over it"
+)
+
+REDUCTION_ASSUMPTIONS = (
+    "a ring moves 2(n-1)/n of the bytes from each member to the next; it goes at the pace of the "
+    "slowest link; through nodes of several NICs there are several rings, which share the bytes",
+    "other algorithms go round by round; in each a member sends to one other, and receives from "
+    "one, and a round takes as long as the slowest of its sends",
+    "a tree handles all bytes at once; a double tree has each half in chunks, of which each is a "
+    "message with a latency of its own",
+    "devices of a node share what joins them if that is a bus, and have a port each otherwise",
+    MEASURED_ASSUMPTION,
+)
+
+
+def schedule_of(members: Members, options: Reduction) -> Schedule:
+    """The sends of an all-reduce, of any algorithm but *auto*."""
+    n = members.count
+    match options.algorithm:
+        case "halving_doubling":
+            return collective_schedules.halving_doubling_all_reduce(n)
+        case "tree":
+            return collective_schedules.tree_all_reduce(n)
+        case "double_tree":
+            return collective_schedules.double_tree_all_reduce(n, options.chunks)
+        case "hierarchical":
+            return collective_schedules.hierarchical_all_reduce(members.fabric.place.tolist())
+        case _:
+            return collective_schedules.ring_all_reduce(n)
+
+
+def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool,
+               trees: bool = True) -> list[Reduction]:  # fmt: skip
+    """What *auto* chooses from, the first in ties; else the options themselves.
+
+    A double tree with 1, 4, 16 ... chunks, as far as ``chunks`` goes. Hierarchical is a ring unless
+    there are several nodes with several devices.
+
+    NVIDIA's NCCL chooses by the predicted time of a message as well, from a latency and a bandwidth
+    for rings and for double binary trees (src/graph/tuning.cc); its trees are chains inside nodes.
+    """
+    if options.algorithm != "auto":
+        return [options]
+
+    def variant(algorithm: Algorithm, chunks: int = CHUNKS) -> Reduction:
+        return Reduction(algorithm, chunks, options.reduce_per_byte_s)
+
+    found = [variant("ring")]
+    if several_nodes and several_devices:
+        found.append(variant("hierarchical"))
+    chunks = 1
+    while trees and chunks <= options.chunks:
+        found.append(variant("double_tree", chunks))
+        chunks *= 4
+    return found
+
+
+def candidates_among(members: Members, options: Reduction) -> list[Reduction]:
+    """What *auto* chooses from among members; else the options themselves."""
+    if options.algorithm == "auto" and members.count == 1:
+        return [msgspec.structs.replace(options, algorithm="ring")]
+    count = np.bincount(members.fabric.place)
+    return candidates(
+        options,
+        several_nodes=len(count) > 1,
+        several_devices=bool(count.max() > 1),
+        trees=members.count <= MOST_IN_TREES,
+    )
+
+
+def all_reduce_cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
+    """What an all-reduce of each of ``sizes`` bytes costs."""
+    n = members.count
+    if options.by_measurements:
+        rate = measured_rate(members.collectives, "all_reduce", n, options.reduce_per_byte_s)
+        if rate is not None:
+            moved = np.array([collective_times.ring_allreduce_bytes(n, size) for size in sizes])
+            return measured_cost(members, moved, *collective_times.line_s(rate.lines, sizes))
+    first, *others = (_cost(members, sizes, o) for o in candidates_among(members, options))
+    return first.fastest(tuple(others)) if others else first
+
+
+def _cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
+    n = members.count
+    if options.algorithm == "ring":
+        moved = np.array([collective_times.ring_allreduce_bytes(n, size) for size in sizes])
+        added_s = moved / 2.0 * options.reduce_per_byte_s
+        return ring_cost(members, moved, collective_times.ring_allreduce_steps(n), added_s)
+    schedule = schedule_of(members, options)
+    return scheduled_cost(members, schedule, sizes, options.reduce_per_byte_s)
+
+
+def chosen(members: Members, options: Reduction, size_bytes: float) -> Reduction:
+    """The options with what *auto* chooses for a message of ``size_bytes``.
+
+    Measured collectives leave nothing to choose.
+    """
+    measured = measured_in(members.collectives, "all_reduce") is not None
+    if options.algorithm != "auto" or measured:
+        return options
+    size = np.array([size_bytes])
+    found = candidates_among(members, options)
+    seconds = [float(_cost(members, size, o).seconds[0]) for o in found]
+    return found[int(np.argmin(seconds))]
+
+
+def reduce_scatter_cost(members: Members, sizes: Floats, reduce_per_byte_s: float) -> Cost:
+    """What a ring reduce-scatter of each of ``sizes`` bytes costs."""
+    return _half_ring_cost(members, sizes, "reduce_scatter", reduce_per_byte_s)
+
+
+def all_gather_cost(members: Members, sizes: Floats) -> Cost:
+    """What a ring all-gather costs whose results have ``sizes`` bytes, an n-th from each member."""
+    return _half_ring_cost(members, sizes, "all_gather", 0.0)
+
+
+def _half_ring_cost(
+    members: Members, sizes: Floats, operation: str, reduce_per_byte_s: float
+) -> Cost:
+    n = members.count
+    moved = np.array([collective_times.half_ring_bytes(n, size) for size in sizes])
+    rate = measured_rate(members.collectives, operation, n, reduce_per_byte_s)
+    if rate is not None:
+        return measured_cost(members, moved, *collective_times.line_s(rate.lines, sizes))
+    return ring_cost(members, moved, n - 1, moved * reduce_per_byte_s)
+
+
+class Rounds(msgspec.Struct, frozen=True, eq=False):
+    """The rounds of an all-reduce where all links of a kind are alike; equal ones together.
+
+    For each byte to be reduced; all of shape (rounds,) but ``totals``.
+
+    Attributes
+    ----------
+    times : how often each is made.
+    nic, core, inside : bytes over the busiest link of a node to the network; over the core, divided
+        by the number of nodes; over the busiest link inside a node.
+    away, within : 1 where something is sent between nodes, or inside one.
+    added : most that a member adds.
+    totals : bytes over the busiest link of each of these kinds in all rounds together, (3,).
+    """
+
+    times: Floats
+    nic: Floats
+    core: Floats
+    inside: Floats
+    away: Floats
+    within: Floats
+    added: Floats
+    totals: Floats
+
+
+def shape_of(cluster: Cluster) -> Cluster:
+    """A cluster with the same nodes and devices, on which all links are alike."""
+    inside = cluster.intra_node
+    return Cluster(
+        name="shape",
+        nic=Link(1.0, 1.0),
+        devices_per_node=cluster.devices_per_node,
+        nics_per_node=cluster.nics_per_node,
+        devices_on_nodes=cluster.devices_on_nodes,
+        intra_node=IntraNode(1.0, kind="bus" if inside is None else inside.kind),
+        core_oversubscription=1.0,
+        source=Source("exact", "of a schedule"),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def rounds_among(shape: Cluster, workers: int, options: Reduction) -> Rounds:
+    """The rounds of an all-reduce among workers on a cluster of that :func:`shape_of`."""
+    members = Members(Fabric.of(shape, workers))
+    fabric = members.fabric
+    nodes = len(fabric.latency_s)
+    nic, inside = slice(0, fabric.core), slice(fabric.core + 1, None)
+
+    def busiest(loads: Floats) -> list[float]:
+        within = float(loads[inside].max())
+        return [float(loads[nic].max()), float(loads[fabric.core]) / nodes, within]
+
+    rows, times = [], []
+    total = np.zeros(len(fabric.capacity))
+    for step in rounds_of(members, schedule_of(members, options)):
+        total += step.times * step.loads
+        kinds = [float((step.hop_s > 0.0).any()), float((step.hop_s == 0.0).any())]
+        rows.append([*busiest(step.loads), *kinds, step.added])
+        times.append(step.times)
+    unique, index = np.unique(rows, axis=0, return_inverse=True)
+    count = np.bincount(index.ravel(), times).astype(np.float64)
+    columns: list[Floats] = [count, *unique.T, np.array(busiest(total))]
+    return Rounds(*columns)

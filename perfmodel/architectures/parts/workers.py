@@ -1,0 +1,232 @@
+"""The workers of a job: their computation, its random factors, and where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Distribution
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+
+PREFETCH = 2
+"""Batches the data loader may be ahead of the worker (PyTorch's DataLoader default per process)."""
+
+CORES = "cores of"
+"""Label of the links that stand for the processors of nodes."""
+
+
+class Noise:
+    """Streams of the random factors of the workers' computation."""
+
+    def __init__(self, b: GraphBuilder, job: Job, workers: int) -> None:
+        self._b, self._jitter, self._workers = b, job.jitter, workers
+        self._shared: Ids = np.full(workers, NONE)
+        if self._jitter is not None and self._jitter.cv > 0.0 and self._jitter.scope == "iteration":
+            self._shared = self._streams((workers,))
+
+    def of(self, *shape: int) -> Ids:
+        """Streams for ops of shape (workers, *shape): one a worker, or one an op."""
+        if self._jitter is not None and self._jitter.cv > 0.0 and self._jitter.scope == "op":
+            return self._streams((self._workers, *shape))
+        return self._shared.reshape(-1, *(1 for _ in shape))
+
+    def _streams(self, shape: tuple[int, ...]) -> Ids:
+        if self._jitter is None:
+            return np.full(shape, NONE)
+        kind: Distribution = "gamma" if self._jitter.kind == "gamma" else "lognormal"
+        return self._b.streams(shape, cv=self._jitter.cv, kind=kind)
+
+
+class Processors:
+    """The cores of each node, where workers compute on them and servers update on them.
+
+    Work on shared cores is a flow over them, of at most as many cores as it has threads. Where
+    the workers compute on accelerators nobody contends for cores, and work just takes its time.
+    """
+
+    def __init__(self, b: GraphBuilder, cluster: Cluster, nodes: int) -> None:
+        self._cores: Ids | None = None
+        if cluster.worker_threads is not None and cluster.cpu_cores is not None:
+            capacity = np.full(nodes, float(cluster.cpu_cores))
+            self._cores = b.links(CORES, capacity, place=np.arange(nodes), axes=(("node", None),))
+
+    @property
+    def shared(self) -> bool:
+        """Whether workers and servers contend for cores."""
+        return self._cores is not None
+
+    def work(self, seconds: ArrayLike, node: NDArray[Any], threads: int) -> dict[str, Any]:
+        """What an op takes for work that ``threads`` threads of ``node`` do in ``seconds``."""
+        if self._cores is None:
+            return {"seconds": seconds}
+        return {
+            "bytes": np.asarray(seconds) * threads,
+            "path": self._cores[node][..., None],
+            "rate_cap_bytes_per_s": float(threads),
+        }
+
+
+class Workers(msgspec.Struct, frozen=True, eq=False):
+    """The workers' ops. ``forward`` and ``backward`` have shape (workers, layers), layers in
+    forward order; ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise`` the
+    random factors of their computation; ``slowdown`` (workers,) how many times longer than profiled
+    each computes."""
+
+    node: Ids
+    device: Ids
+    forward: Ids
+    backward: Ids
+    noise: Noise
+    slowdown: Floats
+    processors: Processors
+    threads: int
+    layer_names: tuple[str, ...]
+
+    @property
+    def index(self) -> Ids:
+        """0 to workers - 1."""
+        return np.arange(len(self.node))
+
+    def compute(
+        self,
+        b: GraphBuilder,
+        label: str,
+        seconds: ArrayLike,
+        *,
+        names: Sequence[str] | None = None,
+        axis: str = "layer",
+        priority: int = 0,
+    ) -> Ids:
+        """Add work on every worker's device, of shape (workers, work): its share of jitter and
+        slowdown included. ``seconds`` broadcasts against (workers, work); a number adds one op a
+        worker, of shape (workers,)."""
+        n = len(self.node)
+        work = np.asarray(seconds, np.float64)
+        width = () if work.ndim == 0 else (work.shape[-1],)
+        each = (slice(None), *(None for _ in width))
+        return b.ops(
+            label,
+            (n, *width),
+            **self.processors.work(self.slowdown[each] * work, self.node[each], self.threads),
+            slot=self.device[each],
+            group=self.index[each],
+            cause="straggler",
+            noise=self.noise.of(*width),
+            priority=priority,
+            axes=(("worker", None), *((axis, names) for _ in width)),
+        )
+
+
+def alike(job: Job) -> bool:
+    """Whether all workers do the same at the same time, so that one may stand for all of them."""
+    own_cores = job.cluster.worker_threads is None
+    return steady(job) and not job.unequal and own_cores and job.start == "together"
+
+
+def plain(job: Job) -> bool:
+    """Whether workers do the same at the same time, each on a node of its own, and wait for no
+    data."""
+    return equal(job) and job.cluster.fullest(job.workers) == 1
+
+
+def equal(job: Job) -> bool:
+    """Whether workers do the same at the same time, and wait for no data."""
+    return alike(job) and job.workload.data_loading_s == 0.0
+
+
+def steady(job: Job) -> bool:
+    """Whether every iteration computes equally long."""
+    return job.jitter is None or job.jitter.cv == 0.0
+
+
+def left_out(
+    job: Job, beyond: Mapping[str, bool] | None = None, *, core: bool = True
+) -> str | None:
+    """What a job has that a coarse model does not; None if there is nothing.
+
+    That is cores that workers share, with ``core`` one that limits the network, and what is true of
+    ``beyond``, by what it is called.
+    """
+    known = {
+        "workers that share cores": job.cluster.worker_threads is not None,
+        "a core that limits": core and job.cluster.core_oversubscription is not None,
+        **(beyond or {}),
+    }
+    return next((text for text, there in known.items() if there), None)
+
+
+def add_workers(
+    b: GraphBuilder, job: Job, *, first: int | None = None, nodes: int | None = None
+) -> Workers:
+    """Add the data loading, forward and backward pass of every worker, or the ``first`` few.
+
+    ``nodes`` is how many nodes have cores that anybody works on; by default those of the workers.
+    """
+    workload = expanded(job.device_work)
+    n = job.workers if first is None else first
+    index = np.arange(n)
+    node = np.array([job.cluster.node_of_worker(worker) for worker in range(n)])
+    names = tuple(layer.name for layer in workload.layers)
+    device = b.slots("device of", (n,), place=node, axes=(("worker", None),))
+    workers = Workers(
+        node=node,
+        device=device,
+        forward=index,
+        backward=index,
+        noise=Noise(b, job, n),
+        slowdown=np.array([job.slowdown(worker) for worker in range(n)]),
+        processors=Processors(b, job.cluster, int(node.max()) + 1 if nodes is None else nodes),
+        threads=job.cluster.worker_threads or 1,
+        layer_names=names,
+    )
+    forward = workers.compute(b, "forward", [a.forward_s for a in workload.layers], names=names)
+    backward = workers.compute(b, "backward", [a.backward_s for a in workload.layers], names=names)
+    b.chain(forward)
+    b.edge(forward[:, -1], backward[:, -1])
+    b.chain(backward[:, ::-1])
+    if workload.data_loading_s > 0.0:
+        loader = b.slots("data loader of", (n,), place=node, axes=(("worker", None),))
+        load = b.ops(
+            "load data",
+            (n,),
+            seconds=np.array([job.loading_s(worker) for worker in range(n)]),
+            slot=loader,
+            group=index,
+            cause="data",
+            axes=(("worker", None),),
+        )
+        b.edge(load, forward[:, 0])
+        b.edge(forward[:, 0], load, lag=PREFETCH)
+        b.stagger(load, stagger_s(job)[:n])
+    return msgspec.structs.replace(workers, forward=forward, backward=backward)
+
+
+def add_optimizer(b: GraphBuilder, job: Job, workers: Workers) -> Ids:
+    """Add each worker's own update of its parameters, (workers,): after its backward pass, and
+    before its next forward pass."""
+    optimizer = workers.compute(b, "optimizer", job.workload.optimizer_s)
+    b.edge(workers.backward[:, 0], optimizer)
+    b.edge(optimizer, workers.forward[:, 0], lag=1)
+    return optimizer
+
+
+def stagger_s(job: Job) -> Floats:
+    """By worker: the time within which it starts, one iteration if it were alone (workers,).
+
+    That is its computation, and sending and receiving the model once over an idle link.
+    """
+    if job.start == "together" or job.workers == 1:
+        return np.zeros(job.workers)
+    once_s = job.device_work.compute_s
+    compute = np.array([job.slowdown(w) * once_s for w in range(job.workers)])
+    nics = [job.cluster.nic_of(job.cluster.node_of_worker(w)) for w in range(job.workers)]
+    goodput = np.array([nic.goodput_bytes_per_s for nic in nics])
+    return compute + 2.0 * job.workload.gradient_bytes / goodput

@@ -1,0 +1,343 @@
+"""Parameter server: workers push gradients to servers and pull the new parameters back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike
+
+from perfmodel.architectures.parts.network import Network, homes_of, node_names
+from perfmodel.architectures.parts.workers import Workers, add_workers, stagger_s
+from perfmodel.architectures.ps.options import Options
+from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.theory import incast
+
+
+class Pushers(msgspec.Struct, frozen=True, eq=False):
+    """Who talks to the servers: every worker, or the first of each node for all of that node.
+
+    ``worker`` (pushers,) are worker numbers; ``of`` (workers,) is the pusher of each worker.
+    """
+
+    worker: Ids
+    of: Ids
+
+    @property
+    def others(self) -> Ids:
+        """Workers that talk to the servers through another."""
+        return np.setdiff1d(np.arange(len(self.of)), self.worker)
+
+
+def _pushers(workers: Workers, options: Options) -> Pushers:
+    if not options.local_aggregation:
+        return Pushers(workers.index, workers.index)
+    _, first, of = np.unique(workers.node, return_index=True, return_inverse=True)
+    return Pushers(first, of)
+
+
+def build(job: Job) -> OpGraph:
+    """The op graph: forward, backward, push, update, pull of every slice of every worker."""
+    return _Builder(job).graph()
+
+
+class _Builder:
+    """The parts of a parameter server's graph, which share shapes: (pushers, slices)."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.options = job, job.options
+        b = self.b = GraphBuilder()
+        self.home = homes_of(job, self.options.servers)
+        names = node_names(job, self.home)
+        self.workers = add_workers(b, job, nodes=len(names))
+        colocated = job.cluster.server.placement == "colocated"
+        self.on_workers_cores = colocated and self.workers.processors.shared
+        self.pushers = _pushers(self.workers, self.options)
+        self.slices = slices_of(job.workload, self.options)
+        self.sent = self.options.sent_bytes(self.slices.bytes)
+        self.network = Network(b, job, self.home)
+        self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
+        self.shape = (len(self.pushers.worker), len(self.slices.bytes))
+        self.group = self.pushers.worker[:, None]
+
+    def graph(self) -> OpGraph:
+        b, options, workers = self.b, self.options, self.workers
+        ready = self._gradients()
+        push, update, pull = self._push(), self._update(), self._pull()
+        b.edge(ready, push)
+        self._applies(push, update)
+        arrived = self._parameters(pull)
+        self._steps(push, arrived)
+        fresh = self._replies(update, pull)
+        if options.duplex:
+            b.stagger(workers.forward[:, 0], stagger_s(self.job))
+        else:
+            within_s = stagger_s(self.job)[self.pushers.worker]
+            b.stagger(pull, np.broadcast_to(within_s[:, None], pull.shape))
+        self._probes(push, update, pull, fresh)
+        return b.build(device=workers.device, mark=workers.backward[:, 0])
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _gradients(self) -> Ids:
+        """Ops that end each slice's gradient, summed over a node's workers where that is asked."""
+        b, workers, slices = self.b, self.workers, self.slices
+        dense = np.zeros(len(workers.layer_names))
+        np.add.at(dense, slices.layer, slices.bytes)
+        made = self.options.encoded(b, workers, dense)
+        ready = made[:, slices.layer] if self.options.overlap else made[:, :1]
+        leaders = ready[self.pushers.worker]
+        if not len(self.pushers.others):
+            return np.broadcast_to(leaders, self.shape)
+        gather = self._inside("gather")
+        b.edge(ready[self.pushers.others], gather)
+        summed = b.ops(
+            "node's gradient",
+            self.shape,
+            group=self.group,
+            axes=(("worker", None), ("slice", self.names)),
+        )
+        b.edge(leaders, summed)
+        b.edge(gather, summed[self.pushers.of[self.pushers.others]])
+        return summed
+
+    def _parameters(self, pull: Ids) -> Ids:
+        """Ops after which each worker has the new parameters, (workers, slices)."""
+        if not len(self.pushers.others):
+            return pull
+        arrived = pull[self.pushers.of]
+        scatter = self._inside("scatter")
+        self.b.edge(arrived[self.pushers.others], scatter)
+        arrived[self.pushers.others] = scatter
+        return arrived
+
+    def _inside(self, label: str) -> Ids:
+        """A transfer of each slice between a worker and the first of its node."""
+        others = self.pushers.others[:, None]
+        leaders = self.pushers.worker[self.pushers.of[self.pushers.others]][:, None]
+        ends = (others, leaders) if label == "gather" else (leaders, others)
+        return self.b.ops(
+            label,
+            (len(self.pushers.others), self.shape[1]),
+            bytes=self.slices.bytes,
+            path=self.network.path(*ends),
+            latency_s=self.network.latency_s(*ends),
+            group=self.pushers.others[:, None],
+            axes=(("worker", None), ("slice", self.names)),
+        )
+
+    def _push(self) -> Ids:
+        push = self._transfers("push", self.sent, to_servers=True, weight=self._parts())
+        self.options.finish(self.b, push)
+        return push
+
+    def _pull(self) -> Ids:
+        # in forward order: lower ids, which win ties, to the layers that forward needs first
+        pull = self._transfers("pull", self.slices.bytes, to_servers=False)
+        self.options.finish(self.b, pull)
+        return pull
+
+    def _parts(self) -> Floats:
+        """What each push gets of a full link into its server, (pushers, slices): 1 if all alike."""
+        server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
+        found = np.ones((self.shape[0], self.options.servers))
+        if queue_bytes is None:
+            return found[:, server_of]
+        node = self.workers.node[self.pushers.worker]
+        receivers = len(np.unique(self.home))
+        for server, home in enumerate(self.home):
+            away = node != home
+            if len(np.unique(node[away])) > receivers:  # else queues stay short
+                sent_bytes = float(self.sent[server_of == server].sum())
+                found[away, server] = incast.parts(
+                    int(away.sum()), sent_bytes, queue_bytes, seed=self.job.seed, link=server
+                )
+        return found[:, server_of]
+
+    def _transfers(
+        self, label: str, size: Floats, *, to_servers: bool, weight: ArrayLike = 1.0
+    ) -> Ids:
+        b, options, slices = self.b, self.options, self.slices
+        order = slice(None) if to_servers else slice(None, None, -1)
+        node = self.workers.node[self.pushers.worker][:, None]
+        worker, server = self.group, self.job.workers + slices.server[order]
+        ends = (worker, server) if to_servers else (server, worker)
+        connection, units = options.connections(
+            b,
+            f"{label} connection of",
+            (self.shape[0], options.servers),
+            size[order],
+            place=node,
+            axes=(("worker", None), ("server", None)),
+        )
+        line = connection[:, slices.server[order]]
+        if to_servers:
+            self.push_line = line
+        else:
+            self.pull_line = line[:, order]
+        return b.ops(
+            label,
+            self.shape,
+            bytes=size[order],
+            path=self.network.path(*ends),
+            weight=weight,
+            latency_s=self.network.latency_s(*ends),
+            slot=line,
+            units=units,
+            priority=options.priority(slices.layer[order]),
+            group=self.group,
+            axes=(("worker", None), ("slice", self.names[order])),
+        )[:, order]
+
+    # -- servers -------------------------------------------------------------------------------
+
+    def _update(self) -> Ids:
+        cluster, slices = self.job.cluster, self.slices
+        cost = cluster.server
+        threads = self.b.slots(
+            "update threads of",
+            (self.options.servers,),
+            capacity=cluster.update_threads,
+            place=self.home,
+            axes=(("server", None),),
+        )
+        seconds = cost.update_per_tensor_s * slices.tensors + slices.bytes * (
+            cost.update_per_byte_s + self.options.decode_per_byte_s
+        )
+        return self.b.ops(
+            "update",
+            self.shape,
+            group=self.group,
+            cause="cpu" if self.on_workers_cores else "server",
+            slot=threads[slices.server],
+            axes=(("worker", None), ("slice", self.names)),
+            **self.workers.processors.work(seconds, self.home[slices.server], 1),
+        )
+
+    def _applies(self, push: Ids, update: Ids) -> None:
+        if self.options.overlap or self.options.duplex:
+            self.b.edge(push, update)
+        else:  # phases: nothing is applied before the whole gradient is in
+            pushed = self.b.ops(
+                "pushed", self.shape[:1], group=self.pushers.worker, axes=(("worker", None),)
+            )
+            self.b.edge(push, pushed[:, None])
+            self.b.edge(pushed[:, None], update)
+
+    def _replies(self, update: Ids, pull: Ids) -> Ids:
+        """Edges from updates to pulls; returns the ops that end an update of each slice.
+
+        Shape (1, slices) where one update is for all, else (pushers, slices). With ``softsync``
+        those are ends of a part of an update, and no pull waits for the rest.
+        """
+        b, options = self.b, self.options
+        fresh = update
+        if options.sync == "bsp":
+            fresh = self._for_all("all applied by", "server", self.names)
+            if not options.backup_workers:
+                b.edge(update, np.broadcast_to(fresh, update.shape))
+        if options.duplex:
+            answer = pull if options.pull == "reply" else self._requests(pull)
+            b.edge(np.broadcast_to(fresh, pull.shape), answer)
+            self._bound(update, answer, lag=0)
+        elif options.backup_workers:
+            self._quorum(update, fresh, pull)
+        else:  # one reply phase: a worker pulls once all that it waits for has been applied
+            whole = b.ops("model applied", (len(fresh),), cause="server")
+            b.edge(fresh, whole[:, None])
+            b.edge(np.broadcast_to(whole[:, None], (len(pull), 1)), pull, lag=1)
+            self._bound(whole[:, None], pull, lag=1)
+        return fresh
+
+    def _requests(self, pull: Ids) -> Ids:
+        """Pulls that are asked for: an acknowledgement to the worker, and its request back.
+
+        Both are small, yet wait in line on their connections: the first behind pulls, the second
+        behind pushes. Returns the acknowledgements, (pushers, slices).
+        """
+        server = self.job.workers + self.slices.server
+        small: dict[str, Any] = {
+            "group": self.group,
+            "axes": (("worker", None), ("slice", self.names)),
+            "latency_s": self.network.latency_s(self.group, server),
+        }
+        answer = self.b.ops("acknowledge", self.shape, slot=self.pull_line, **small)
+        request = self.b.ops("request", self.shape, slot=self.push_line, **small)
+        self.b.edge(answer, request)
+        self.b.edge(request, pull)
+        return answer
+
+    def _for_all(self, label: str, cause: str, names: tuple[str, ...]) -> Ids:
+        return self.b.ops(
+            label,
+            (1, len(names)),
+            cause=cause,
+            axes=(("all workers", ("all workers",)), ("slice", names)),
+        )
+
+    def _bound(self, applied: Ids, pull: Ids, lag: int) -> None:
+        """SSP: no reply before the slowest worker is at most ``staleness_bound`` behind."""
+        if self.options.sync != "ssp" or self.options.staleness_bound == math.inf:
+            return
+        names = self.names if self.options.duplex else ("model",)
+        slowest = self._for_all("applied by the slowest of", "staleness_bound", names)
+        self.b.edge(applied, np.broadcast_to(slowest, applied.shape))
+        lag += int(self.options.staleness_bound)
+        self.b.edge(np.broadcast_to(slowest, pull.shape), pull, lag=lag)
+
+    def _quorum(self, update: Ids, fresh: Ids, pull: Ids) -> None:
+        """Backup workers: the update waits for all but a few; the late ones' gradients are lost."""
+        b, needed = self.b, self.job.workers - self.options.backup_workers
+        worker = (("worker", None),)
+        own = b.ops("gradient applied", (len(update),), group=self.pushers.worker, axes=worker)
+        b.edge(update, own[:, None])
+        enough = b.ops("enough applied", (1,), cause="server")
+        b.edge(own, enough)
+        b.quorum(int(enough[0]), needed)
+        b.edge(enough[:, None], fresh)
+        reply = b.ops("reply", (len(update),), group=self.pushers.worker, axes=worker)
+        b.edge(enough, reply, lag=1)
+        b.edge(own, reply, lag=1)
+        b.edge(reply[:, None], pull)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def _steps(self, push: Ids, arrived: Ids) -> None:
+        """Edges between the communication and the computation of each worker."""
+        b, options, workers, slices = self.b, self.options, self.workers, self.slices
+        lag = int(options.duplex)  # duplex: the reply to iteration i's push serves iteration i+1
+        b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
+        if not options.duplex and 0 not in slices.layer:
+            # a first layer without parameters waits for no pull, yet a step begins with all sent
+            b.edge(push[self.pushers.of], workers.forward[:, :1], lag=1)
+        waiting = workers.forward[:, slices.layer] if options.overlap else workers.forward[:, :1]
+        b.edge(arrived, waiting, lag=lag)
+
+    def _probes(self, push: Ids, update: Ids, pull: Ids, fresh: Ids) -> None:
+        b, options = self.b, self.options
+        counter = b.counters(fresh, every=options.softsync)
+        if options.sync == "ssp":  # the version that is read is the one at the reply
+            lag = int(options.duplex)
+            opened, closed, at_ready = pull, update, True
+        else:
+            opened, closed, lag, at_ready = fresh, fresh, 1, False
+        b.probe(
+            "staleness",
+            opened,
+            closed,
+            lag=lag,
+            counter=counter,
+            group=self.group,
+            at_ready=at_ready,
+        )
+        alone = options.backup_workers > 0  # updates are not one for one
+        applied = update if alone else np.broadcast_to(fresh, push.shape)
+        b.probe("push", push, applied, at_ready=True, group=self.group)
+        b.probe("update", update, update, at_ready=True, group=self.group)
+        b.probe("pull", pull, pull, at_ready=True, group=self.group)

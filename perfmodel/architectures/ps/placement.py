@@ -1,0 +1,67 @@
+"""Where a parameter server's tensors live: whole or cut, by size or by hash."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.parts.messages import MOST_PARTS, parts_of, tensors_of
+from perfmodel.architectures.ps.options import Options
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.workload import Workload
+
+HASH = 9973
+"""Factor by which MXNet's KVStore spreads keys over servers (kvstore_dist.h, EncodeDefaultKey)."""
+
+
+class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What each layer keeps on each server, in the order in which backward makes the gradients.
+
+    All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, and how many tensors
+    (or parts of tensors) they are.
+    """
+
+    layer: Ids
+    server: Ids
+    bytes: Floats
+    tensors: Floats
+
+
+def slices_of(workload: Workload, options: Options) -> Slices:
+    """Place a workload's tensors; what one layer has on one server travels together.
+
+    Tensors of more than ``split_above_bytes`` are cut evenly over all servers. The others go whole:
+    by *hash* of their number, or, the largest first, to the server with the fewest *bytes* so far.
+    Slices larger than ``partition_bytes`` are then cut evenly.
+    """
+    tensors = tensors_of(workload)
+    servers = options.servers
+    cut = tensors.bytes > options.split_above_bytes if servers > 1 else tensors.bytes < 0.0
+    whole = np.flatnonzero(~cut)
+    home = tensors.key * HASH % servers
+    if options.sharding == "bytes":
+        load = np.bincount([], minlength=servers) + tensors.bytes[cut].sum() / servers
+        for t in whole[np.argsort(-tensors.bytes[whole], kind="stable")]:
+            home[t] = load.argmin()
+            load[home[t]] += tensors.bytes[t]
+    many = int(cut.sum()) * servers
+    if many > MOST_PARTS:
+        raise InputError(
+            f"servers: {servers} cut the gradients into {many} parts (at most {MOST_PARTS})"
+        )
+    held: dict[tuple[int, int], list[float]] = {}
+    for t, layer in enumerate(tensors.layer.tolist()):
+        parts = range(servers) if cut[t] else (int(home[t]),)
+        for server in parts:
+            held.setdefault((layer, server), []).append(tensors.bytes[t] / len(parts))
+    where = np.array(list(held))
+    size = np.array([sum(parts) for parts in held.values()])
+    count = np.array([len(parts) for parts in held.values()], np.float64)
+    times = parts_of(size, options.partition_bytes)
+    return Slices(
+        layer=np.repeat(where[:, 0], times),
+        server=np.repeat(where[:, 1], times),
+        bytes=np.repeat(size / times, times),
+        tensors=np.repeat(np.maximum(count / times, 1.0), times),
+    )

@@ -1,0 +1,145 @@
+"""What a mistake says: one line with place, value, what is allowed, and the nearest name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from perfmodel.base.limits import MOST_WHOLE, SPEED, limits_of
+
+LONGEST_QUOTE, LONGEST_MESSAGE = 100, 4000
+"""Characters that a message quotes in one piece, and has in all; what is longer is cut."""
+
+_QUOTE = re.compile(r"""(?<!\w)(['"])(.*?)\1(?!\w)""")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def plain(text: str) -> str:
+    r"""The text with control characters as escapes, but for tabs and line breaks.
+
+    Printed raw they may do anything to a terminal.
+
+    >>> print(plain("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def _cut(text: str, most: int) -> str:
+    """The text, or its beginning and end."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - most // 4]}...{text[len(text) - most // 4 :]}"
+
+
+def message(text: str) -> str:
+    """What an error says: one line without control characters, with long quotes cut."""
+    quotes_cut = _QUOTE.sub(
+        lambda m: f"{m[1]}{_cut(m[2], LONGEST_QUOTE)}{m[1]}" if len(m[2]) > LONGEST_QUOTE else m[0],
+        _cut(text, 2 * LONGEST_MESSAGE),
+    )
+    return plain(" ".join(_cut(quotes_cut, LONGEST_MESSAGE).split()))
+
+
+class PerfmodelError(Exception):
+    """Base of every error this package raises on purpose; its text is as :func:`message` has it."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(message(a) if isinstance(a, str) else a for a in arguments))
+
+
+class InputError(PerfmodelError, ValueError):
+    """The user gave something that cannot be used; the text is one line that says what to do."""
+
+
+class TooLargeError(InputError):
+    """A job takes more to simulate than is allowed; the text says what, and how to go on."""
+
+
+class DeadlockError(PerfmodelError, RuntimeError):
+    """The op graph stopped although work is left; the text names ops that wait for each other."""
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str | None:
+    """The allowed name most like ``given``, or None when nothing is close."""
+    import difflib  # only ever needed on the way to an error
+
+    choices = list(allowed)
+    names: dict[str, str] = {}
+    for name in choices:
+        names.setdefault(name.lower(), name)
+    if given.lower() in names:  # only letter case is wrong
+        return names[given.lower()]
+    found = difflib.get_close_matches(given, choices, n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    folded = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    return names[folded[0]] if folded else None
+
+
+def unknown_name(what: str, given: str, allowed: Iterable[str]) -> InputError:
+    """Error for a name that does not exist: lists those that do and suggests the nearest."""
+    choices = sorted(allowed)
+    hint = nearest(given, choices)
+    suggestion = f"; did you mean {hint!r}?" if hint else ""
+    return InputError(f"unknown {what} {given!r}{suggestion} (known: {', '.join(choices)})")
+
+
+def number(
+    name: str,
+    value: object,
+    *,
+    at_least: float = 0.0,
+    above: float | None = None,
+    at_most: float | None = None,
+) -> float:
+    """Return ``value`` as a float if it is a finite number in range, else raise InputError.
+
+    This is the one place where NaN, infinities, negatives and non-numbers are turned away, and what
+    is beyond the limits of its unit (:func:`perfmodel.base.limits.limits_of`): ``at_most`` is that
+    of the unit where it is not given, and so is what a number that is ``above`` zero must reach.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"{name}: expected a number, got {_cut(repr(value), LONGEST_QUOTE)}")
+    most = at_most
+    if most is None and value > 1e9:  # the smallest of these limits
+        most = limits_of(name).most
+    if isinstance(value, int) and abs(value) >= 2**1000:  # more than a float can be
+        if value > 0:
+            raise InputError(f"{name}: must be at most {most:g}, got {_figures(value)}")
+        raise InputError(f"{name}: must be at least {at_least:g}, got {_figures(value)}")
+    if not math.isfinite(value):
+        raise InputError(f"{name}: expected a finite number, got {value!r}")
+    if above is not None and not value > above:
+        raise InputError(f"{name}: must be more than {above:g}, got {value:g}")
+    if above == 0.0 and value < 1.0 and value < (least := limits_of(name).least):
+        raise InputError(f"{name}: must be at least {least:g}, got {value:g}")
+    if above is None and value < at_least:
+        raise InputError(f"{name}: must be at least {at_least:g}, got {value:g}")
+    if most is not None and value > most:
+        raise InputError(f"{name}: must be at most {most:g}, got {value:g}")
+    return float(value)
+
+
+def speed_ratio(name: str, value: object) -> float:
+    """Return how many times faster or slower a device is, if that can be, else raise InputError."""
+    number(name, value, above=0.0)
+    return number(name, value, at_least=SPEED.least, at_most=SPEED.most)
+
+
+def whole_number(name: str, value: object, *, at_least: int = 1, at_most: int = MOST_WHOLE) -> int:
+    """Return ``value`` if it is an integer in range, else raise InputError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name}: expected a whole number, got {_cut(repr(value), LONGEST_QUOTE)}")
+    if value < at_least:
+        raise InputError(f"{name}: must be at least {at_least}, got {_figures(value)}")
+    if value > at_most:
+        raise InputError(f"{name}: must be at most {at_most}, got {_figures(value)}")
+    return value
+
+
+def _figures(value: int) -> str:
+    """A whole number, or how long it is."""
+    digits = int(value.bit_length() * math.log10(2.0)) + 1
+    return str(value) if digits <= 30 else f"a number of {digits} digits"

@@ -1,0 +1,290 @@
+"""Reading and writing input files: JSON or TOML, a versioned schema, errors located by path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from perfmodel.base.errors import InputError, nearest, plain
+from perfmodel.base.units import dimension_of, parse, show
+
+if TYPE_CHECKING:
+    from gzip import GzipFile
+
+K = TypeVar("K")
+T = TypeVar("T", bound=msgspec.Struct)
+
+MOST_BYTES = 64 * 10**6
+"""Size of an input file; more is taken for a file of another kind."""
+
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
+_NOT_A_CHOICE = re.compile(r"Invalid enum value (?P<given>.*)")
+_AT = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+
+
+def read(path: str | Path, kind: type[T], schema: str) -> T:
+    """Read ``path`` (JSON, or TOML by its ending) as ``kind`` after checking its schema name.
+
+    Numbers may be written with units ("10Gbps", "50us") wherever the field's name ends in a unit.
+
+    Raises
+    ------
+    InputError : missing, unreadable, truncated or huge file, other schema, unknown key, wrong type,
+        value out of range; the text begins with the file and the place in it.
+    """
+    toml = str(path).endswith(".toml")
+    return decode(read_bytes(path), kind, schema, name=str(path), toml=toml)
+
+
+def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """What a file holds.
+
+    Raises
+    ------
+    InputError : it cannot be read, or has more than ``most`` bytes.
+    """
+    with _told(path, "read"), Path(path).open("rb") as file:
+        return beginning(file, most, str(path))
+
+
+def beginning(file: IO[bytes] | GzipFile, most: int, name: str) -> bytes:
+    """All that a file holds, without room for more.
+
+    Raises
+    ------
+    InputError : it holds more than ``most`` bytes.
+    """
+    data = bytearray()
+    while len(data) <= most and (part := file.read(2**20)):
+        data += part
+    if len(data) > most:
+        raise InputError(f"{name}: is too large: at most {show(most, 'bytes')}")
+    return bytes(data)
+
+
+def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = False) -> T:
+    """Like :func:`read`, from bytes; ``name`` is what errors call the document."""
+    try:
+        raw = _toml(data) if toml else msgspec.json.decode(data)
+    except RecursionError:
+        raise InputError(f"{name}: nested too deeply") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        what = "TOML" if toml else "JSON"
+        raise InputError(f"{name}: not valid {what}: {error}") from None
+    if not isinstance(raw, dict):
+        raise InputError(
+            f"{name}: expected an object with a 'schema' key, got {type(raw).__name__}"
+        )
+    found = raw.get("schema")
+    if found != schema:
+        raise InputError(f"{name}: schema: expected {schema!r}, got {found!r}")
+    try:
+        return msgspec.convert(_with_units(raw, ""), ready(kind))
+    except RecursionError:
+        raise InputError(f"{name}: nested too deeply") from None
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    except msgspec.ValidationError as error:
+        raise InputError(f"{name}: {_located(str(error), kind)}") from None
+
+
+def ready(kind: K) -> K:
+    """``kind``, as msgspec can decode it in several threads at once.
+
+    msgspec builds what it knows of a type when it first decodes one, and is not made for two
+    threads that do so at the same time: the process may crash. So that happens here, in one thread.
+    """
+    if kind not in _READY:
+        with _BUILDING:
+            msgspec.json.Decoder(kind)
+            _READY.add(kind)
+    return kind
+
+
+_READY: set[Any] = set()
+_BUILDING = threading.Lock()
+
+
+def write(path: str | Path, data: bytes) -> None:
+    """Write ``data`` to ``path``, following links.
+
+    A file is written whole or not at all, and keeps its mode and owner. What is no regular file (a
+    device, a pipe) is written to as it is.
+
+    Raises
+    ------
+    InputError : the place cannot be written.
+    """
+    with _told(path, "write"):
+        old = _status(path)
+        if (old is not None and not stat.S_ISREG(old.st_mode)) or _of_a_process(path):
+            with Path(path).open("wb", buffering=0) as file:
+                _write_all(file.fileno(), data)
+            return
+        place = Path(os.path.realpath(path))
+        temporary = _beside(place)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            try:
+                _write_all(handle, data)
+                if old is not None:
+                    with suppress(OSError):  # only the administrator may give files away
+                        os.fchown(handle, old.st_uid, old.st_gid)
+                    os.fchmod(handle, stat.S_IMODE(old.st_mode))
+            finally:
+                os.close(handle)
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a place that :func:`write` could not write, before work is done for it.
+
+    Raises
+    ------
+    InputError : it is a folder, or in no folder where files can be made.
+    """
+    with _told(path, "write"):
+        old = _status(path)
+        if old is not None and stat.S_ISDIR(old.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if (old is not None and not stat.S_ISREG(old.st_mode)) or _of_a_process(path):
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        temporary = _beside(Path(os.path.realpath(path)))
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        temporary.unlink()
+
+
+@contextmanager
+def _told(path: str | Path, what: str) -> Iterator[None]:
+    """Tell what of a file fails; a name with a null byte is no OSError to Python."""
+    if not str(path):
+        raise InputError(f"cannot {what}: the file has no name")
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot {what}: {error.strerror or error}") from None
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{path}: cannot {what}: {error}") from None
+
+
+def _status(path: str | Path) -> os.stat_result | None:
+    """What is there behind all links; None for nothing yet."""
+    try:
+        return Path(path).stat()
+    except FileNotFoundError:
+        return None
+
+
+def _of_a_process(path: str | Path) -> bool:
+    """Whether a name stands for what a process has open, such as /dev/stdout."""
+    return os.path.realpath(Path(path).parent).startswith(("/dev", "/proc"))
+
+
+def _beside(place: Path) -> Path:
+    """A name for a temporary file in the same folder."""
+    return place.parent / f".perfmodel-{os.urandom(6).hex()}"
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether text names a file rather than something in the catalogue."""
+    return "/" in text or "\\" in text or text.endswith((".json", ".toml"))
+
+
+def _toml(data: bytes) -> Any:
+    import tomllib
+
+    return tomllib.loads(data.decode("utf-8"))
+
+
+def _with_units(value: Any, place: str) -> Any:
+    """Replace text such as "10Gbps" by its SI value in every field whose name ends in a unit.
+
+    Control characters in other text become escapes.
+    """
+    if isinstance(value, list):
+        # long lists of numbers are the bulk of a profile and carry no text
+        if value and isinstance(value[0], (dict, list, str)):
+            return [_with_units(item, f"{place}[{i}]") for i, item in enumerate(value)]
+        return value
+    if isinstance(value, str):
+        dimension = dimension_of(place.rpartition(".")[2].partition("[")[0])
+        return parse(value, dimension, place) if dimension else plain(value)
+    if not isinstance(value, dict):
+        return value
+    out = {}
+    for key, item in value.items():
+        where = f"{place}.{key}" if place else str(key)
+        out[key] = _with_units(item, where)
+    return out
+
+
+def _located(message: str, kind: type) -> str:
+    """Turn "Expected ... - at `$.a[0]`" into "a[0]: expected ...", with the nearest field name."""
+    at = _AT.search(message)
+    path = at["path"] if at else ""
+    text = message[: at.start()] if at else message
+    if unknown := _UNKNOWN_FIELD.search(text):
+        fields = _fields_at(kind, path)
+        hint = nearest(unknown["field"], fields)
+        suggestion = f"; did you mean {hint!r}?" if hint else ""
+        text = f"unknown key {unknown['field']!r}{suggestion} (allowed: {', '.join(fields)})"
+    elif wrong := _NOT_A_CHOICE.fullmatch(text):
+        choices = ", ".join(map(str, _choices(_type_at(kind, path))))
+        text = f"expected one of {choices}, got {wrong['given']}"
+    elif text[:1].isupper():
+        text = text[0].lower() + text[1:]
+    return f"{path}: {text}" if path else text
+
+
+def _type_at(kind: type, path: str) -> Any:
+    """The type that ``path`` leads to inside ``kind``."""
+    node: Any = msgspec.inspect.type_info(kind)
+    for key, _index in _STEP.findall(path):
+        node = _struct(node)
+        if key and isinstance(node, msgspec.inspect.StructType):
+            node = next((f.type for f in node.fields if f.encode_name == key), node)
+    return node
+
+
+def _choices(node: Any) -> tuple[Any, ...]:
+    """The words a type allows."""
+    nodes = getattr(node, "types", (node,))
+    return next((n.values for n in nodes if isinstance(n, msgspec.inspect.LiteralType)), ())
+
+
+def _fields_at(kind: type, path: str) -> list[str]:
+    """The field names of the struct that ``path`` leads to inside ``kind``."""
+    node = _struct(_type_at(kind, path))
+    return [f.encode_name for f in node.fields] if hasattr(node, "fields") else []
+
+
+def _struct(node: Any) -> Any:
+    """Look through containers and unions for the struct inside."""
+    for inner in ("item_type", "value_type", "type"):
+        if hasattr(node, inner):
+            return _struct(getattr(node, inner))
+    if hasattr(node, "types"):
+        return next((s for s in map(_struct, node.types) if hasattr(s, "fields")), node)
+    return node

@@ -1,0 +1,179 @@
+"""Arithmetic that is the same on floats, on NumPy arrays and on SymPy symbols.
+
+Sums, products and quotients need no help; what does is here. A formula written with these is
+evaluated on numbers, broadcast over arrays, or read, differentiated and solved as a symbol.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from perfmodel.base.errors import InputError, number, whole_number
+
+Quantity = Any
+"""A float, an array of floats that broadcasts with the others, or a SymPy expression."""
+
+NO_SPREAD = 1e-9
+"""A coefficient of variation below this is none: times differ by rounding only."""
+
+
+def is_symbol(value: Quantity) -> bool:
+    """Whether a quantity is a SymPy expression."""
+    return hasattr(value, "free_symbols")
+
+
+def maximum(*values: Quantity) -> Quantity:
+    """The largest of quantities, element by element.
+
+    >>> maximum(1.0, 3.0)
+    3.0
+    >>> maximum(np.array([1.0, 4.0]), 3.0).tolist()
+    [3.0, 4.0]
+    """
+    if len(values) == 2 and type(values[0]) is float and type(values[1]) is float:
+        return values[0] if values[0] > values[1] else values[1]  # what most calls are
+    if any(is_symbol(value) for value in values):
+        import sympy
+
+        return sympy.Max(*values)
+    if any(isinstance(value, np.ndarray) for value in values):
+        return functools.reduce(np.maximum, values)
+    return max(values)
+
+
+def minimum(*values: Quantity) -> Quantity:
+    """The smallest of quantities, element by element.
+
+    >>> minimum(1.0, 3.0)
+    1.0
+    """
+    if len(values) == 2 and type(values[0]) is float and type(values[1]) is float:
+        return values[0] if values[0] < values[1] else values[1]  # what most calls are
+    if any(is_symbol(value) for value in values):
+        import sympy
+
+        return sympy.Min(*values)
+    if any(isinstance(value, np.ndarray) for value in values):
+        return functools.reduce(np.minimum, values)
+    return min(values)
+
+
+def where(condition: Quantity, yes: Quantity, no: Quantity) -> Quantity:
+    """``yes`` where a condition holds, else ``no``.
+
+    >>> where(2 > 1, "yes", "no")
+    'yes'
+    """
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, yes, no)
+    if is_symbol(condition):
+        import sympy
+
+        return sympy.Piecewise((yes, condition), (no, True))
+    return yes if condition else no
+
+
+def floor_log2(value: Quantity) -> Quantity:
+    """Floor of the binary logarithm of whole numbers of 1 or more.
+
+    >>> floor_log2(5), floor_log2(np.array([1, 8])).tolist()
+    (2, [0.0, 3.0])
+    """
+    if is_symbol(value):
+        import sympy
+
+        return sympy.floor(sympy.log(value, 2))
+    if isinstance(value, np.ndarray):
+        return np.frexp(value.astype(np.float64))[1] - 1.0
+    return math.frexp(value)[1] - 1
+
+
+def ceil_log2(value: Quantity) -> Quantity:
+    """Ceiling of the binary logarithm of whole numbers of 1 or more.
+
+    >>> ceil_log2(5), ceil_log2(np.array([1, 8])).tolist()
+    (3, [0.0, 3.0])
+    """
+    if is_symbol(value):
+        import sympy
+
+        return sympy.ceiling(sympy.log(value, 2))
+    return maximum(floor_log2(2 * value - 1), 0 * value)
+
+
+def ceiling(value: Quantity) -> Quantity:
+    """The next whole number.
+
+    >>> ceiling(1.2), ceiling(np.array([2.0, 2.1])).tolist()
+    (2.0, [2.0, 3.0])
+    """
+    if is_symbol(value):
+        import sympy
+
+        return sympy.ceiling(value)
+    return np.ceil(value) if isinstance(value, np.ndarray) else float(math.ceil(value))
+
+
+def floor_half(value: Quantity) -> Quantity:
+    """Half of whole numbers, rounded down.
+
+    >>> floor_half(5), floor_half(np.array([2, 7])).tolist()
+    (2, [1, 3])
+    """
+    return value // 2
+
+
+def quantity(
+    name: str, value: Quantity, *, at_least: float = 0.0, at_most: float = math.inf
+) -> Quantity:
+    """Return a quantity if all its numbers are finite and in range, else raise InputError.
+
+    Symbols may stand for anything.
+
+    >>> quantity("demand_s", np.float64(2.0))
+    2.0
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.ndarray):
+        if not np.issubdtype(value.dtype, np.number):
+            raise InputError(f"{name}: expected numbers everywhere, got {value.dtype}")
+        if not (np.isfinite(value) & (value >= at_least) & (value <= at_most)).all():
+            limit = "" if at_most == math.inf else f" and at most {at_most:g}"
+            raise InputError(f"{name}: must be finite, at least {at_least:g}{limit} everywhere")
+        return value
+    return value if is_symbol(value) else number(name, value, at_least=at_least, at_most=at_most)
+
+
+def whole_quantity(name: str, value: Quantity, *, at_least: int = 1) -> Quantity:
+    """Return a quantity if all its numbers are integers in range, else raise InputError.
+
+    >>> whole_quantity("workers", np.array([1, 8])).tolist()
+    [1, 8]
+    """
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.ndarray):
+        if not np.issubdtype(value.dtype, np.integer) or (value < at_least).any():
+            raise InputError(f"{name}: expected whole numbers of at least {at_least} everywhere")
+        return value
+    return value if is_symbol(value) else whole_number(name, value, at_least=at_least)
+
+
+def together(name: str, *values: Quantity) -> None:
+    """Raise InputError for arrays that do not broadcast, or that come with symbols.
+
+    >>> together("n, cv", np.ones(3), np.ones(4))
+    Traceback (most recent call last):
+    perfmodel.base.errors.InputError: n, cv: arrays of shapes (3,), (4,) do not broadcast
+    """
+    shapes = [value.shape for value in values if isinstance(value, np.ndarray)]
+    if shapes and any(is_symbol(value) for value in values):
+        raise InputError(f"{name}: symbols and arrays do not go together")
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        text = ", ".join(map(str, shapes))
+        raise InputError(f"{name}: arrays of shapes {text} do not broadcast") from None

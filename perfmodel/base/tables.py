@@ -1,0 +1,179 @@
+"""Reading tables: CSV with a line of column names, and errors that say which line and column."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from perfmodel.base.errors import InputError, nearest, number, plain, whole_number
+from perfmodel.base.files import read_bytes
+from perfmodel.base.limits import MOST_WHOLE
+from perfmodel.base.units import dimension_of, parse
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of a table: where it stands, and its cells by column, without blanks around them."""
+
+    table: str
+    number_in_file: int
+    cells: Mapping[str, str]
+
+    @property
+    def place(self) -> str:
+        """File and line, as errors name them."""
+        return f"{self.table}: line {self.number_in_file}"
+
+    def has(self, column: str) -> bool:
+        """Whether the column is there and the line's cell is not empty."""
+        return bool(self.cells.get(column))
+
+    def text(self, column: str) -> str:
+        """What a cell says.
+
+        Raises
+        ------
+        InputError : there is no such column, or the cell is empty.
+        """
+        if column not in self.cells:
+            raise _missing(self.table, column, self.cells)
+        if not self.cells[column]:
+            raise InputError(f"{self.place}: {column}: is empty")
+        return self.cells[column]
+
+    def number(
+        self,
+        column: str,
+        *,
+        at_least: float = 0.0,
+        above: float | None = None,
+        at_most: float | None = None,
+    ) -> float:
+        """A cell as a number in range.
+
+        Where the column's name ends in a unit (``latency_s``), the cell may have one ("25 us");
+        a plain number is SI.
+
+        Raises
+        ------
+        InputError : as :meth:`text`; no number, not finite, out of range, a wrong unit.
+        """
+        text, where = self.text(column), f"{self.place}: {column}"
+        try:
+            value = float(text)
+        except ValueError:
+            dimension = dimension_of(column)
+            if dimension is None:
+                raise InputError(f"{where}: expected a number, got {text!r}") from None
+            value = parse(text, dimension, where)
+        return number(where, value, at_least=at_least, above=above, at_most=at_most)
+
+    def whole(self, column: str, *, at_least: int = 1, at_most: int = MOST_WHOLE) -> int:
+        """A cell as a whole number in range; 8.0 is one.
+
+        Raises
+        ------
+        InputError : as :meth:`number`.
+        """
+        text, where = self.text(column), f"{self.place}: {column}"
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not value.is_integer():
+            raise InputError(f"{where}: expected a whole number, got {text!r}")
+        return whole_number(where, int(value), at_least=at_least, at_most=at_most)
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A table: the file's name, its columns, and its lines below them, blank ones left out."""
+
+    name: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self.lines)
+
+    def need(self, *columns: str) -> None:
+        """Refuse a table without one of these columns.
+
+        Raises
+        ------
+        InputError : one is missing; the text has the nearest name that is there.
+        """
+        for column in columns:
+            if column not in self.columns:
+                raise _missing(self.name, column, self.columns)
+
+
+def read(path: str | Path) -> Table:
+    """Read a CSV file: UTF-8, commas, a first line of column names, at least one line below it.
+
+    Raises
+    ------
+    InputError : the file cannot be read, is empty or not UTF-8; a column without a name or with
+        that of another; a line with more or fewer cells than there are columns.
+    """
+    return decode(read_bytes(path), name=str(path))
+
+
+def decode(data: bytes, *, name: str) -> Table:
+    """Like :func:`read`, from bytes; ``name`` is what errors call the table."""
+    try:
+        text = data.decode("utf-8-sig")  # spreadsheets begin a file with a byte order mark
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(
+            f"{name}: line {line}: not UTF-8 (byte {data[error.start]:#04x})"
+        ) from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[tuple[int, list[str]]] = []
+    begin = 1
+    try:
+        for row in reader:
+            cells = [plain(cell.strip()) for cell in row]
+            if any(cells):
+                rows.append((begin, cells))
+            begin = reader.line_num + 1  # a quoted cell may go over several lines
+    except csv.Error as error:
+        raise InputError(f"{name}: line {begin}: not valid CSV: {error}") from None
+    if not rows:
+        raise InputError(f"{name}: is empty; expected a line of column names and lines below it")
+    columns = _columns(name, *rows[0])
+    if len(rows) == 1:
+        raise InputError(f"{name}: has no line below its column names")
+    for line, cells in rows[1:]:
+        if len(cells) != len(columns):
+            raise InputError(
+                f"{name}: line {line}: {len(cells)} cells, but there are {len(columns)} columns"
+            )
+    lines = (Line(name, line, dict(zip(columns, cells, strict=True))) for line, cells in rows[1:])
+    return Table(name, tuple(columns), tuple(lines))
+
+
+def _columns(name: str, line: int, columns: list[str]) -> list[str]:
+    where = f"{name}: line {line}"
+    if len(columns) == 1 and any(mark in columns[0] for mark in ";\t"):
+        raise InputError(f"{where}: expected commas between columns, got {columns[0]!r}")
+    for i, column in enumerate(columns):
+        if not column:
+            raise InputError(f"{where}: column {i + 1} has no name")
+        if column in columns[:i]:
+            raise InputError(f"{where}: column {column!r} is there twice")
+    return columns
+
+
+def _missing(table: str, column: str, columns: Mapping[str, str] | tuple[str, ...]) -> InputError:
+    hint = nearest(column, columns)
+    suggestion = f"; is it {hint!r}?" if hint else ""
+    return InputError(
+        f"{table}: column {column!r} is missing{suggestion} (there are: {', '.join(columns)})"
+    )

@@ -1,0 +1,51 @@
+"""How far a predicted step may be off: what is not known of it, and the interval it lies in."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from perfmodel.base.errors import number
+
+COVERAGE = 0.9
+"""Part of measured steps that an interval is to hold."""
+
+WIDTH = 1.6448536269514722
+"""Standard deviations on each side of a normal distribution's mean that hold :data:`COVERAGE`."""
+
+
+class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Standard deviations of the logarithm of a step time, independent of each other.
+
+    Attributes
+    ----------
+    measurement : of equal runs around their mean.
+    calibration : of what was measured or fitted to make the prediction.
+    model : of what the model leaves out, learnt from predictions of measured runs.
+    extrapolation : of being outside of what it was calibrated on; 0 within.
+    """
+
+    measurement: float = 0.0
+    calibration: float = 0.0
+    model: float = 0.0
+    extrapolation: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            number(name, getattr(self, name))
+
+    @property
+    def total(self) -> float:
+        """All of them together."""
+        return math.hypot(*(getattr(self, name) for name in self.__struct_fields__))
+
+    def interval(self, value: float) -> tuple[float, float]:
+        """Where a measured value lies in 9 of 10 cases, if ``value`` was predicted.
+
+        >>> low, high = Uncertainty(measurement=0.03, model=0.04).interval(1.0)
+        >>> round(low, 3), round(high, 3)
+        (0.921, 1.086)
+        """
+        factor = math.exp(WIDTH * self.total)
+        return value / factor, value * factor

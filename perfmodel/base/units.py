@@ -1,0 +1,133 @@
+"""Where text becomes a number: quantities with units at the boundary, SI floats inside.
+
+Network rates are decimal (1 Gbps = 1e9 bit/s = 1.25e8 bytes/s); ``MiB`` and its kin are binary.
+Letter case matters, because ``b`` is a bit and ``B`` a byte.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from perfmodel.base.errors import InputError, nearest, number
+from perfmodel.base.limits import LIMITS
+from perfmodel.base.limits import dimension_of as dimension_of
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+
+
+def _table(decimal: dict[str, float], binary: dict[str, float]) -> dict[str, float]:
+    """Unit names with every prefix: k, M, G, T for ``decimal``, Ki, Mi, Gi, Ti for ``binary``."""
+    table = {p + u: f * s for p, f in _DECIMAL.items() for u, s in decimal.items()}
+    table.update({p + u: f * s for p, f in _BINARY.items() for u, s in binary.items()})
+    return table
+
+
+UNITS: dict[str, dict[str, float]] = {
+    "s": {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0},
+    "bytes": _table({"B": 1.0}, {"B": 1.0}),
+    "bytes_per_s": _table(
+        {"bps": 0.125, "bit/s": 0.125, "b/s": 0.125, "B/s": 1.0, "Bps": 1.0}, {"B/s": 1.0}
+    ),
+    "flop_per_s": _table({"FLOPS": 1.0, "FLOP/s": 1.0}, {}),
+}
+"""Every unit text may carry, by dimension; the dimension is also the suffix of SI names."""
+
+_EXAMPLES = {
+    "s": "50us or 1.5ms",
+    "bytes": "25MiB or 100MB",
+    "bytes_per_s": "10Gbps or 1.25GB/s",
+    "flop_per_s": "15.7TFLOPS",
+}
+_QUANTITY = re.compile(
+    r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*(\S*)\s*"
+)
+
+
+def parse(text: str, dimension: str, name: str = "quantity") -> float:
+    """Read a quantity such as ``10Gbps`` as a float in SI units.
+
+    Parameters
+    ----------
+    text : number directly followed by its unit; the unit is required.
+    dimension : one of ``UNITS``: ``s``, ``bytes``, ``bytes_per_s``, ``flop_per_s``.
+    name : what to call the quantity in an error.
+
+    Raises
+    ------
+    InputError : not a number, negative, not finite, unit missing or of another dimension.
+
+    >>> parse("10Gbps", "bytes_per_s")
+    1250000000.0
+    >>> parse("50us", "s"), parse("25MiB", "bytes")
+    (5e-05, 26214400.0)
+    """
+    units = UNITS[dimension]
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise InputError(
+            f"{name}: cannot read {text!r}; expected a number and a unit, "
+            f"like {_EXAMPLES[dimension]}"
+        )
+    value, unit = float(match[1]), match[2]
+    if unit not in units:
+        hint = nearest(unit, units) if unit else None
+        said = f"unit {unit!r} does not fit" if unit else "a unit is missing"
+        suggestion = f"; did you mean {hint!r}?" if hint else ""
+        raise InputError(f"{name}: {said} in {text!r}{suggestion} (like {_EXAMPLES[dimension]})")
+    number(name, value, above=0.0 if dimension.endswith("_per_s") else None, at_most=math.inf)
+    scale = units[unit]
+    # dividing by an exact power of ten keeps 50us == 5e-05 where a product would be off by an ulp
+    found = value / round(1.0 / scale) if scale < 1.0 else value * scale
+    least, most = LIMITS[dimension]
+    if found > most:
+        raise InputError(f"{name}: must be at most {show(most, dimension)}, got {text!r}")
+    if value > 0.0 and found < least and dimension.endswith("_per_s"):
+        raise InputError(f"{name}: must be at least {show(least, dimension)}, got {text!r}")
+    return found
+
+
+def show(value: float, unit: str) -> str:
+    """Write an SI value the way people do, with four significant digits.
+
+    >>> show(1.25e9, "bytes_per_s"), show(0.00005, "s"), show(46758048, "bytes")
+    ('10 Gbps', '50 us', '46.76 MB')
+    """
+    if unit == "s":
+        return _scaled(value, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
+    if unit == "bytes":
+        return _scaled(value, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")])
+    if unit == "bytes_per_s":
+        rates = [(1e12, "Tbps"), (1e9, "Gbps"), (1e6, "Mbps"), (1e3, "kbps"), (1.0, "bps")]
+        return _scaled(value * 8.0, rates)
+    if unit == "flop_per_s":
+        return _scaled(value, [(1e12, "TFLOPS"), (1e9, "GFLOPS"), (1.0, "FLOPS")])
+    return f"{value:.4g} {unit}".strip()
+
+
+def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
+    for scale, suffix in steps:
+        if abs(value) >= scale:
+            return f"{value / scale:.4g} {suffix}"
+    if not value:
+        return f"0 {next(suffix for scale, suffix in steps if scale == 1.0)}"
+    return f"{value / steps[-1][0]:.4g} {steps[-1][1]}"
+
+
+def fraction(text: str, name: str) -> float:
+    """Read a part of a whole, above 0 and at most 1, from ``1%`` or ``0.01``.
+
+    >>> fraction("1%", "rel_ci")
+    0.01
+
+    Raises
+    ------
+    InputError : the text is not such a number.
+    """
+    figures, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(figures)
+    except ValueError:
+        raise InputError(f"{name}: expected a fraction such as 1% or 0.01, got {text!r}") from None
+    return number(name, value / 100.0 if percent else value, above=0.0, at_most=1.0)

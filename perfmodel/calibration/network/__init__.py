@@ -1,0 +1,6 @@
+"""Fits links and collectives to a measured network."""
+
+from perfmodel.calibration.network.collectives import fit_collective, plain_alpha_beta
+from perfmodel.calibration.network.fit import fit_network, read
+
+__all__ = ["fit_collective", "fit_network", "plain_alpha_beta", "read"]

@@ -1,0 +1,305 @@
+r"""From measured collectives to pieces: what they take, by size and number of ranks.
+
+A collective of n bytes among p ranks is taken to last
+
+.. math:: g_\alpha(p)\, \alpha + g_\beta(p)\, n \beta
+
+with an alpha, a beta and ways to grow with p for each range of sizes: libraries switch algorithms
+with the size (Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521). Where one range
+ends and the next begins is found by dynamic programming (Bellman, Roth, J. Am. Stat. Assoc. 64,
+1969, doi 10.1080/01621459.1969.10501038), how many there are by the Bayesian information criterion
+(Schwarz, Ann. Stat. 6, 1978, doi 10.1214/aos/1176344136), both for relative errors with an
+exponential tail, so that a few bad points do not matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.calibration.network.robust import Floats, estimates, least_absolute, rounded
+from perfmodel.calibration.statistics import Estimate, Residuals, median_interval
+from perfmodel.inputs.cluster import Collective, Piece, Uneven
+from perfmodel.inputs.measured_collectives import measured_collective_s
+from perfmodel.theory.collective_times import Growth, per_byte_growth, startup_growth
+
+GROWTHS: tuple[Growth, ...] = get_args(Growth)
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+
+MOST_PIECES = 5
+"""Libraries know two or three algorithms for an operation, and protocols for small messages."""
+
+MOST_BEGINNINGS = 24
+"""Sizes at which a piece may begin, evenly among those measured: two an octave from 1 KiB to
+4 MiB."""
+
+FEWEST_SIZES = 3
+"""Sizes of a piece: one more than it takes to draw its line."""
+
+SHORTEST = 2.0
+"""Least factor from the first size of a piece to its last: steps between sizes are no pieces."""
+
+PRECISION = 0.01
+"""Mean relative error that is as good as none: equal runs differ by more."""
+
+PARAMETERS = 4
+"""What a piece has to choose: where it begins, two times, and how they grow."""
+
+UNTOLD: tuple[Growth, Growth] = ("log", "ring")
+"""How both times grow where all points have one number of ranks: the middle ones of three, and what
+libraries do: trees for small messages, no more than a ring's bytes for large ones."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A measured collective: ``at_once`` equal ones at the same time took ``seconds``."""
+
+    ranks: int
+    bytes: float
+    seconds: float
+    at_once: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number("ranks", self.ranks, at_least=2)
+        number("bytes", self.bytes)
+        number("seconds", self.seconds, above=0.0)
+        whole_number("at_once", self.at_once)
+
+
+class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
+    """A fitted collective, and how well it meets the points it was fitted to.
+
+    Attributes
+    ----------
+    collective : for the ``collectives`` of a cluster.
+    startup_s, per_byte_s : of each piece, among two ranks, with their intervals.
+    points : how many were fitted to.
+    contention : seconds that each further one at the same time adds, as a part of one alone; 1
+        where they share the links evenly. None where that was not measured.
+    """
+
+    collective: Collective
+    startup_s: tuple[Estimate, ...]
+    per_byte_s: tuple[Estimate, ...]
+    residuals: Residuals
+    points: int
+    contention: Estimate | None = None
+
+    def predict(
+        self, ranks: int, size_bytes: float, *, at_once: int = 1, extrapolate: bool = False
+    ) -> float:
+        """Seconds of a collective, or of ``at_once`` equal ones at the same time.
+
+        Raises
+        ------
+        InputError : outside the sizes or ranks that were measured, unless ``extrapolate``.
+        """
+        measured = self.collective
+        whole_number("ranks", ranks, at_least=2)
+        number("bytes", size_bytes)
+        whole_number("at_once", at_once)
+        for name, value, (least, most) in (
+            ("ranks", ranks, measured.ranks),
+            ("bytes", size_bytes, measured.bytes),
+        ):
+            if not extrapolate and not least <= value <= most:
+                raise InputError(
+                    f"{name}: {value:g} is outside of what was measured, {least:g} to {most:g}; "
+                    "ask for extrapolation if you want it nevertheless"
+                )
+        share = 1.0 if self.contention is None else self.contention.value
+        alone = float(measured_collective_s(measured, ranks, size_bytes))
+        return alone * (1.0 + (at_once - 1) * share)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    """A piece of the sizes of some points, with the sum of its relative errors."""
+
+    piece: Piece
+    error: float
+
+
+def fit_collective(operation: Operation, points: Sequence[Point]) -> CollectiveFit:
+    """Fit pieces to measured times; points of one size and number of ranks count as their median.
+
+    Each part of a piece grows with the ranks in the way that fits best; see UNTOLD for points that
+    all have one number of ranks. Numbers of ranks that do not fit in are noted as *uneven*.
+
+    Raises
+    ------
+    InputError : no points of a collective alone.
+
+    >>> points = [Point(p, n, 1e-4 * (p - 1) + 2e-9 * n * (p - 1) / p)
+    ...           for p in (2, 4) for n in (1e3, 1e4, 1e5, 1e6)]
+    >>> fit = fit_collective("all_reduce", points)
+    >>> len(fit.collective.pieces), round(fit.predict(8, 1e6, extrapolate=True), 6)
+    (1, 0.00245)
+    """
+    ranks, sizes, seconds = _alone(points)
+    pieces = _pieces(ranks, sizes, seconds)
+    begins = np.array([piece.above_bytes for piece in pieces])
+    which = np.searchsorted(begins, sizes, side="right") - 1
+    found = [
+        estimates(_design(ranks[here], sizes[here], piece), seconds[here])
+        for here, piece in ((which == k, piece) for k, piece in enumerate(pieces))
+    ]
+    return _fit(
+        operation,
+        points,
+        pieces,
+        tuple(startup for startup, _ in found),
+        tuple(per_byte for _, per_byte in found),
+    )
+
+
+def plain_alpha_beta(operation: Operation, points: Sequence[Point]) -> CollectiveFit:
+    r"""The usual model of a ring, for comparison: least squares of relative errors.
+
+    .. math:: 2 (p-1) \alpha + 2 \frac{p-1}{p} n \beta
+
+    One alpha and one beta for all sizes, no interval, no contention.
+    """
+    from scipy.optimize import nnls
+
+    ranks, sizes, seconds = _alone(points)
+    piece = Piece(0.0, 0.0, 0.0, "ring", "ring")
+    design = _design(ranks, sizes, piece) / seconds[:, None]
+    scale = np.abs(design).max(axis=0)
+    scale[scale == 0.0] = 1.0
+    alpha, beta = nnls(design / scale, np.ones(len(seconds)))[0] / scale
+    piece = msgspec.structs.replace(piece, startup_s=float(alpha), per_byte_s=float(beta))
+    unknown = Estimate(0.0, 0.0, math.inf)
+    fit = _fit(operation, points, [piece], (unknown,), (unknown,), uneven=False)
+    return msgspec.structs.replace(fit, contention=None)
+
+
+def _alone(points: Sequence[Point]) -> tuple[Floats, Floats, Floats]:
+    """Ranks, sizes and median seconds of collectives alone, all (points,), by size."""
+    times: dict[tuple[float, int], list[float]] = {}
+    for point in points:
+        if point.at_once == 1:
+            times.setdefault((point.bytes, point.ranks), []).append(point.seconds)
+    if not times:
+        raise InputError("collectives: at least one point with at_once = 1 is needed")
+    keys = sorted(times)
+    return (
+        np.array([ranks for _, ranks in keys], float),
+        np.array([size for size, _ in keys], float),
+        np.array([float(np.median(times[key])) for key in keys]),
+    )
+
+
+def _fit(
+    operation: Operation,
+    points: Sequence[Point],
+    pieces: Sequence[Piece],
+    startup_s: tuple[Estimate, ...],
+    per_byte_s: tuple[Estimate, ...],
+    *,
+    uneven: bool = True,
+) -> CollectiveFit:
+    ranks, sizes, seconds = _alone(points)
+    collective = Collective(
+        operation=operation,
+        pieces=tuple(pieces),
+        ranks=(int(ranks.min()), int(ranks.max())),
+        bytes=(float(sizes.min()), float(sizes.max())),
+    )
+    collective = msgspec.structs.replace(
+        collective, uneven=tuple(_uneven(collective, ranks, sizes, seconds) if uneven else ())
+    )
+    left = Residuals.of(measured_collective_s(collective, ranks, sizes) / seconds - 1.0)
+    crowded = [
+        (point.seconds / float(measured_collective_s(collective, point.ranks, point.bytes)) - 1.0)
+        / (point.at_once - 1)
+        for point in points
+        if point.at_once > 1
+    ]
+    return CollectiveFit(
+        collective=msgspec.structs.replace(collective, error_fraction=left.p90),
+        startup_s=startup_s,
+        per_byte_s=per_byte_s,
+        residuals=left,
+        points=len(seconds),
+        contention=median_interval(crowded)[0] if crowded else None,
+    )
+
+
+def _uneven(
+    collective: Collective, ranks: Floats, sizes: Floats, seconds: Floats
+) -> Iterator[Uneven]:
+    """Numbers of ranks whose times are off the pieces to one side at three in four sizes."""
+    times = seconds / np.asarray(measured_collective_s(collective, ranks, sizes))
+    for count in np.unique(ranks).tolist():
+        low, middle, high = np.quantile(times[ranks == count], [0.25, 0.5, 0.75])
+        several = int((ranks == count).sum()) >= FEWEST_SIZES
+        if several and not low / (1.0 + PRECISION) <= 1.0 <= high * (1.0 + PRECISION):
+            yield Uneven(int(count), rounded(float(middle)))
+
+
+def _design(ranks: Floats, sizes: Floats, piece: Piece) -> Floats:
+    """What alpha and beta of a piece count for in each point, (points, 2).
+
+    A single size cannot tell one from the other: then all is in proportion to the bytes.
+    """
+    startups = startup_growth(piece.startup_growth, ranks)
+    if (sizes == sizes[0]).all() and sizes[0] > 0.0:
+        startups = 0.0 * ranks
+    return np.stack([startups, per_byte_growth(piece.per_byte_growth, ranks) * sizes], axis=1)
+
+
+def _pieces(ranks: Floats, sizes: Floats, seconds: Floats) -> list[Piece]:
+    """The pieces that leave the least error, and as many as are worth it."""
+    distinct = np.unique(sizes)
+    index = np.linspace(0, len(distinct), min(MOST_BEGINNINGS, len(distinct)) + 1)
+    index = np.unique(np.rint(index)).astype(np.int64)
+    edges = [*distinct[index[:-1]].tolist(), math.inf]
+    count = len(edges) - 1
+    whole = _segment(ranks, sizes, seconds, 0.0)
+    best = [{count: (whole.error, [whole.piece])}]
+    segments: dict[tuple[int, int], _Segment] = {}
+    for low, high in itertools.combinations(range(count + 1), 2):
+        inside = distinct[(distinct >= edges[low]) & (distinct < edges[high])]
+        if len(inside) >= FEWEST_SIZES and inside[-1] >= SHORTEST * inside[0]:
+            here = (sizes >= edges[low]) & (sizes < edges[high])
+            begin = edges[low] if low else 0.0
+            segments[low, high] = _segment(ranks[here], sizes[here], seconds[here], begin)
+    # best[k][j]: k + 1 pieces of all sizes before edge j
+    best[0] |= {j: (s.error, [s.piece]) for (i, j), s in segments.items() if i == 0 and j < count}
+    for _ in range(1, MOST_PIECES):
+        longer: dict[int, tuple[float, list[Piece]]] = {}
+        for (i, j), segment in segments.items():
+            if i in best[-1]:
+                error, before = best[-1][i]
+                if j not in longer or error + segment.error < longer[j][0]:
+                    longer[j] = error + segment.error, [*before, segment.piece]
+        best.append(longer)
+    n = len(seconds)
+
+    def score(error: float, pieces: Sequence[Piece]) -> float:
+        return 2 * n * math.log(max(error / n, PRECISION)) + PARAMETERS * len(pieces) * math.log(n)
+
+    return min((row[count] for row in best if count in row), key=lambda found: score(*found))[1]
+
+
+def _segment(ranks: Floats, sizes: Floats, seconds: Floats, begin: float) -> _Segment:
+    """One piece for all of some points, with the growth that leaves the least error."""
+    several = len(np.unique(ranks)) > 1
+    kinds = list(itertools.product(GROWTHS, repeat=2)) if several else [UNTOLD]
+    design = np.stack([_design(ranks, sizes, Piece(0.0, 0.0, 0.0, *kind)) for kind in kinds])
+    factors = least_absolute(design, seconds)
+    errors = np.abs((design @ factors[..., None])[..., 0] / seconds - 1.0).sum(axis=-1)
+    best = int(errors.argmin())
+    alpha, beta = map(rounded, factors[best])
+    return _Segment(Piece(alpha, beta, begin, *kinds[best]), float(errors[best]))

@@ -1,0 +1,306 @@
+"""From measurement files to a cluster file: its links, and what its collectives take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import msgspec
+
+from perfmodel.base import tables
+from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.provenance import Source
+from perfmodel.base.units import show
+from perfmodel.calibration.network.collectives import (
+    CollectiveFit,
+    Operation,
+    Point,
+    fit_collective,
+)
+from perfmodel.calibration.network.links import LinkFit, fit_link
+from perfmodel.calibration.statistics import Estimate
+from perfmodel.inputs.cluster import Cluster, IntraNode, Link
+from perfmodel.measuring.measurements import Measurement, Measurements, read_measurements
+from perfmodel.measuring.measurements import Operation as Measured
+
+TABLE_COLUMNS = ("operation", "ranks", "bytes", "seconds")
+"""What a table of measurements must have; at_once and count may be there."""
+
+
+class NetworkFit(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster as measured, and what was fitted for it; what was not measured is None, or absent.
+
+    Attributes
+    ----------
+    link, inside : between nodes, and between the devices of one node.
+    collectives : one of each operation that was measured.
+    notes : what was left out, and why.
+    """
+
+    cluster: Cluster
+    link: LinkFit | None
+    inside: LinkFit | None
+    collectives: tuple[CollectiveFit, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values; the end of an interval that is not known is None."""
+        values: dict[str, Any] = _finite(msgspec.to_builtins(self))
+        return values
+
+    def lines(self) -> list[str]:
+        """As a table to print: estimates with their 90 % intervals, pieces, and residuals."""
+        rows: list[tuple[str, ...]] = []
+        for name, link in (("link", self.link), ("link inside a node", self.inside)):
+            if link is not None:
+                rows += _link_rows(name, link)
+        for fit in self.collectives:
+            rows += _collective_rows(fit)
+        width = [max(len(row[i]) for row in rows) for i in range(2)]
+        told = [f"{a:{width[0]}}  {b:{width[1]}}  {c}".rstrip() for a, b, c in rows]
+        return [*told, *(f"note: {note}" for note in self.notes)]
+
+
+def read(path: str | Path) -> Measurements:
+    """Read a measurement file, or a table (CSV) with a measurement in each line.
+
+    Raises
+    ------
+    InputError : it cannot be read, or a line is out of range.
+    """
+    if Path(path).suffix.lower() != ".csv":
+        return read_measurements(path)
+    table = tables.read(path)
+    table.need(*TABLE_COLUMNS)
+    found = []
+    for line in table:
+        operation = line.text("operation")
+        if operation not in get_args(Measured):
+            raise InputError(
+                f"{line.place}: {unknown_name('operation', operation, get_args(Measured))}"
+            )
+        found.append(
+            Measurement(
+                operation=cast(Measured, operation),
+                ranks=line.whole("ranks", at_least=2),
+                bytes=line.number("bytes"),
+                seconds=(line.number("seconds", above=0.0),),
+                count=line.whole("count") if line.has("count") else 1,
+                at_once=line.whole("at_once") if line.has("at_once") else 1,
+            )
+        )
+    return Measurements(
+        name=Path(path).stem,
+        backend="table",
+        measurements=tuple(found),
+        source=Source("measured", f"table {Path(path).name}"),
+    )
+
+
+def fit_network(
+    measured: Sequence[Measurements],
+    *,
+    name: str | None = None,
+    nominal_bytes_per_s: float | None = None,
+    devices_per_node: int | None = None,
+    base: Cluster | None = None,
+) -> NetworkFit:
+    """Fit a cluster to measurements.
+
+    Messages are between ranks 0 and 1: on two nodes they tell of the link between nodes, on one of
+    that inside. Where some collectives go beyond a node, those that do not are left out.
+
+    Parameters
+    ----------
+    name : of the cluster; by default that of ``base``, or of the first measurements.
+    nominal_bytes_per_s : bandwidth that the link between nodes is sold as; what is achieved becomes
+        its efficiency. By default the bandwidth is what was achieved.
+    devices_per_node : by default as many ranks as one node had.
+    base : a cluster that keeps what was not measured.
+
+    Raises
+    ------
+    InputError : nothing measured; messages that tell of no link; nothing says what links nodes.
+    """
+    if not measured:
+        raise InputError("measurements: at least one file is needed")
+    if devices_per_node is not None:
+        whole_number("devices_per_node", devices_per_node)
+    link = _link([m for m in measured if not _inside(m)])
+    inside = _link([m for m in measured if _inside(m)])
+    together = max(_ranks_of_a_node(m) for m in measured)
+    fits, notes = _collectives(measured, devices_per_node or together)
+    one_node = all(m.nodes and len(set(m.nodes)) == 1 for m in measured)
+    if link is not None:
+        nic = link.link(nominal_bytes_per_s)
+    elif base is not None:
+        nic = base.nic
+    elif nominal_bytes_per_s is not None:
+        nic = Link(nominal_bytes_per_s)
+    elif inside is not None and one_node:
+        nic = inside.link()
+    else:
+        raise InputError(
+            "measurements: no ping_pong or stream between two nodes; give a base cluster, or the "
+            "nominal bandwidth"
+        )
+    fitted = Cluster(
+        name=name or (base.name if base is not None else measured[0].name),
+        nic=nic,
+        nodes=1 if one_node and base is None else None,
+        devices_per_node=devices_per_node or together,
+        intra_node=None if inside is None else _joined(inside.link(), base),
+        collectives=tuple(fit.collective for fit in fits),
+        source=_source(measured),
+    )
+    if base is not None:
+        known = devices_per_node is not None or any(m.nodes for m in measured)
+        fitted = merged(base, fitted, devices=known)
+    return NetworkFit(
+        cluster=fitted, link=link, inside=inside, collectives=tuple(fits), notes=tuple(notes)
+    )
+
+
+def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
+    """A cluster with the links and collectives of another, which was measured.
+
+    Everything else stays, such as servers and nodes that differ, and so do operations that were not
+    measured again. With ``devices`` the devices of a node are those of the measured one.
+    """
+    again = {each.operation for each in fitted.collectives}
+    kept = tuple(each for each in base.collectives if each.operation not in again)
+    source = Source(
+        fitted.source.kind,
+        f"{fitted.source.text}; all else as cluster {base.name}: {base.source.text}",
+        url=base.source.url,
+        date=fitted.source.date,
+    )
+    return msgspec.structs.replace(
+        base,
+        name=fitted.name,
+        nic=fitted.nic,
+        intra_node=fitted.intra_node or base.intra_node,
+        devices_per_node=fitted.devices_per_node if devices else base.devices_per_node,
+        collectives=(*kept, *fitted.collectives),
+        source=source,
+    )
+
+
+def _joined(link: Link, base: Cluster | None) -> IntraNode:
+    """What joins devices, of which two were measured: of the kind that the base has."""
+    known = None if base is None else base.intra_node
+    kind = "bus" if known is None else known.kind
+    return IntraNode(link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, kind)
+
+
+def _inside(measured: Measurements) -> bool:
+    """Whether ranks 0 and 1 share a node."""
+    return len(measured.nodes) > 1 and measured.nodes[0] == measured.nodes[1]
+
+
+def _ranks_of_a_node(measured: Measurements) -> int:
+    return max((measured.nodes.count(node) for node in measured.nodes), default=1)
+
+
+def _link(measured: Sequence[Measurements]) -> LinkFit | None:
+    messages = [each for m in measured for each in m.measurements]
+    if not any(each.operation in ("ping_pong", "stream") for each in messages):
+        return None
+    return fit_link(messages)
+
+
+def _collectives(
+    measured: Sequence[Measurements], devices_per_node: int
+) -> tuple[list[CollectiveFit], list[str]]:
+    """A fit of each operation, and notes on what was left out."""
+    fits, notes = [], []
+    for operation in get_args(Operation):
+        found = [
+            Point(each.ranks, each.bytes, seconds, each.at_once)
+            for m in measured
+            for each in m.measurements
+            if each.operation == operation
+            for seconds in each.seconds
+        ]
+        if not found:
+            continue
+        beyond = [point for point in found if point.ranks > devices_per_node]
+        if beyond and len(beyond) < len(found):
+            notes.append(f"{operation} among ranks of one node is left out: others go beyond it")
+        fits.append(fit_collective(operation, beyond or found))
+    return fits, notes
+
+
+def _source(measured: Sequence[Measurements]) -> Source:
+    text = "; ".join(f"{m.name} ({m.backend}): {m.source.text}" for m in measured)
+    dates = [m.source.date for m in measured if m.source.date is not None]
+    return Source("measured", f"fitted to {text}", date=max(dates, default=None))
+
+
+def _link_rows(name: str, link: LinkFit) -> list[tuple[str, ...]]:
+    shown: Mapping[str, tuple[Estimate | None, str]] = {
+        "latency": (link.latency_s, "s"),
+        "bandwidth": (link.bandwidth_bytes_per_s, "bytes_per_s"),
+        "each further message": (link.per_message_s, "s"),
+        "duplex, each way over one alone": (link.duplex_fraction, ""),
+        "incast, time over even shares": (link.incast_factor, ""),
+    }
+    rows = [
+        (f"{name}: {what}", show(estimate.value, unit), _interval(estimate, unit))
+        for what, (estimate, unit) in shown.items()
+        if estimate is not None
+    ]
+    return [*rows, (f"{name}: errors", *_errors(link.residuals.median, link.residuals.p90))]
+
+
+def _collective_rows(fit: CollectiveFit) -> list[tuple[str, ...]]:
+    measured = fit.collective
+    ends = [*(show(piece.above_bytes, "bytes") for piece in measured.pieces[1:]), "on"]
+    rows: list[tuple[str, ...]] = []
+    for piece, startup, per_byte, end in zip(
+        measured.pieces, fit.startup_s, fit.per_byte_s, ends, strict=True
+    ):
+        begin = show(piece.above_bytes, "bytes")
+        where = f"{measured.operation} from {begin} {'to ' if end != 'on' else ''}{end}"
+        rows.append((f"{where}: startup", show(startup.value, "s"), _interval(startup, "s")))
+        rows[-1] = (*rows[-1][:2], f"{rows[-1][2]}, grows as {piece.startup_growth}")
+        mb = msgspec.structs.replace(
+            per_byte, value=per_byte.value * 1e6, low=per_byte.low * 1e6, high=per_byte.high * 1e6
+        )
+        text = f"{_interval(mb, 's')}, grows as {piece.per_byte_growth}"
+        rows.append((f"{where}: each MB", show(mb.value, "s"), text))
+    if fit.contention is not None:
+        part = fit.contention
+        rows.append(
+            (
+                f"{measured.operation}: each further one at once adds, over one alone",
+                show(part.value, ""),
+                _interval(part, ""),
+            )
+        )
+    least, most = measured.ranks
+    span = " to ".join(show(size, "bytes") for size in measured.bytes)
+    rows.append((f"{measured.operation}: measured", f"{least} to {most} ranks", span))
+    errors = _errors(fit.residuals.median, fit.residuals.p90)
+    return [*rows, (f"{measured.operation}: errors", *errors)]
+
+
+def _interval(estimate: Estimate, unit: str) -> str:
+    if math.isinf(estimate.high):
+        return "(interval not known: too few points)"
+    return f"({show(estimate.low, unit)} to {show(estimate.high, unit)})"
+
+
+def _errors(median: float, p90: float) -> tuple[str, str]:
+    return f"median {median:.1%}", f"9 in 10 within {p90:.1%}"
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and math.isinf(value) else value

@@ -1,0 +1,159 @@
+r"""From measured messages to a link: latency, bandwidth, and what more than one message costs.
+
+k messages of n bytes, one behind the other, are taken to be there after
+
+.. math:: \alpha + (k - 1) \gamma + k n \beta
+
+with k = 1 for *ping_pong* and *stream*. All three are fitted together, to the median of each
+measurement, by the least sum of relative errors. Messages of middling size are left out of the fit:
+how they fare depends on what the link did before (a token bucket, or a window, that filled up in a
+pause), while small ones tell the latency and large ones what the link carries in the long run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import show
+from perfmodel.calibration.network.robust import estimates, rounded
+from perfmodel.calibration.statistics import Estimate, Residuals, median_interval
+from perfmodel.inputs.cluster import Link
+from perfmodel.measuring.measurements import Measurement
+
+Floats = NDArray[np.float64]
+
+LEAST_MOVING = 0.5
+"""Of a message's time, what must be bytes moving for it to tell how directions or senders share."""
+
+
+END_FACTOR = 16.0
+"""Messages up to so many times as large as the smallest are small ones, and those down to as many
+times smaller than the largest are large ones."""
+
+
+class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
+    """A fitted link; each estimate has a 90 % interval.
+
+    Attributes
+    ----------
+    latency_s : one way. bandwidth_bytes_per_s : what payload achieves, one way.
+    per_message_s : time that each further message takes beside its bytes.
+    duplex_fraction : rate of each direction while both send, as a part of that of one alone: 1
+        for full duplex, 0.5 for half.
+    incast_factor : time of several senders to one receiver, as multiples of what their bytes take
+        over its link: 1 where they share it without loss.
+    bytes : least and greatest message that latency and bandwidth were fitted to.
+    residuals : relative errors of all single messages, and of those behind one another.
+
+    The middle three are None where not measured.
+    """
+
+    latency_s: Estimate
+    bandwidth_bytes_per_s: Estimate
+    per_message_s: Estimate | None
+    duplex_fraction: Estimate | None
+    incast_factor: Estimate | None
+    bytes: tuple[float, float]
+    residuals: Residuals
+
+    def link(self, nominal_bytes_per_s: float | None = None) -> Link:
+        """The link for a cluster: of its nominal bandwidth, of which a part is achieved.
+
+        Raises
+        ------
+        InputError : more than the nominal bandwidth is achieved.
+        """
+        achieved = rounded(self.bandwidth_bytes_per_s.value)
+        latency_s = rounded(self.latency_s.value)
+        if nominal_bytes_per_s is None:
+            return Link(achieved, latency_s)
+        if achieved > nominal_bytes_per_s:
+            raise InputError(
+                f"nominal: {show(achieved, 'bytes_per_s')} were achieved, more than "
+                f"{show(nominal_bytes_per_s, 'bytes_per_s')}"
+            )
+        return Link(nominal_bytes_per_s, latency_s, rounded(achieved / nominal_bytes_per_s))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+
+def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
+    """Fit a link to its *ping_pong*, *stream*, *messages*, *duplex* and *incast* measurements.
+
+    Raises
+    ------
+    InputError : ping_pong and stream have fewer than two sizes, or take no longer for more bytes.
+
+    >>> def sent(n, k=1, name="stream"):
+    ...     seconds = 50e-6 + (k - 1) * 2e-6 + k * n / 1e9
+    ...     return Measurement(operation=name, bytes=n, count=k, seconds=(seconds,))
+    >>> fit = fit_link([sent(8.0), sent(1e5), sent(1e6), sent(1e7), sent(8.0, 100, "messages")])
+    >>> f"{fit.latency_s.value:.3g} {fit.per_message_s.value:.3g}"
+    '5e-05 2e-06'
+    """
+    measurements = [m for m in measurements if m.at_once == 1]
+    single = [m for m in measurements if m.operation in ("ping_pong", "stream")]
+    sizes = {m.bytes for m in single}
+    if len(sizes) < 2:
+        raise InputError(
+            "measurements: ping_pong or stream of at least two sizes are needed for a link, "
+            f"got {len(sizes)}"
+        )
+    trains = [m for m in measurements if m.operation == "messages" and m.count > 1]
+    low, high = min(sizes) * END_FACTOR, max(sizes) / END_FACTOR
+    used = [*(m for m in single if m.bytes <= low or m.bytes >= high), *trains]
+    latency, per_byte, *rest = estimates(_design(used, bool(trains)), _medians(used))
+    if not per_byte.value > 0.0:
+        raise InputError(
+            "measurements: more bytes took no longer; ping_pong or stream of larger messages are "
+            "needed for a bandwidth"
+        )
+
+    every = [*single, *trains]
+    found = [each.value for each in (latency, per_byte, *rest)]
+    predicted = _design(every, bool(trains)) @ np.array(found)
+
+    both, crowd = [], []
+    for m in measurements:
+        senders = m.ranks - 1 if m.operation == "incast" else 1
+        moving_s = senders * m.bytes * per_byte.value
+        if moving_s < LEAST_MOVING * (moving_s + latency.value):
+            continue
+        late = [seconds - latency.value for seconds in m.seconds if seconds > latency.value]
+        if m.operation == "duplex":
+            both += [moving_s / each for each in late]
+        elif m.operation == "incast":
+            crowd += [each / moving_s for each in late]
+    return LinkFit(
+        latency_s=latency,
+        bandwidth_bytes_per_s=Estimate(
+            1.0 / per_byte.value,
+            1.0 / per_byte.high,
+            1.0 / per_byte.low if per_byte.low > 0.0 else math.inf,
+        ),
+        per_message_s=rest[0] if rest else None,
+        duplex_fraction=median_interval(both)[0] if both else None,
+        incast_factor=median_interval(crowd)[0] if crowd else None,
+        bytes=(min(sizes), max(sizes)),
+        residuals=Residuals.of(predicted / _medians(every) - 1.0),
+    )
+
+
+def _medians(measurements: Sequence[Measurement]) -> Floats:
+    return np.array([float(np.median(m.seconds)) for m in measurements])
+
+
+def _design(measurements: Sequence[Measurement], trains: bool) -> Floats:
+    """What latency, seconds per byte and seconds per further message are multiplied by."""
+    rows = [(1.0, m.count * m.bytes, m.count - 1.0) for m in measurements]
+    return np.array(rows)[:, : 3 if trains else 2]

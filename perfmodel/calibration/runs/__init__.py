@@ -1,0 +1,1 @@
+"""Fits a cluster to measured training runs."""

@@ -1,0 +1,445 @@
+"""From a table of past runs to the network, server and computing that explain them.
+
+The cost that they minimise is in :mod:`perfmodel.calibration.runs.likelihood`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import InputError, number
+from perfmodel.base.provenance import Source
+from perfmodel.base.units import dimension_of, show
+from perfmodel.calibration.runs.likelihood import KEPT, RUN_SPREAD, Known, Problem
+from perfmodel.calibration.runs.parameters import (
+    OVERLAP,
+    PARAMETERS,
+    free_overlap,
+    groups_of,
+    names_of,
+    now,
+    on_cluster,
+    on_job,
+    slower_profile,
+    step_s,
+    with_overlap,
+)
+from perfmodel.calibration.runs.table import PastRun
+from perfmodel.calibration.statistics import Fitted, Residuals, Told, folds
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.workload import Workload
+from perfmodel.predicting import coarse
+
+Floats = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+_Searched = tuple[Problem, Floats, float]
+"""Runs with a choice of the overlap, the fit to them, and its scale."""
+
+OUTLIER = 5.0
+"""Standard deviations beyond which a run is named as unlike the others."""
+
+EFFECT = 0.01
+"""A parameter is fitted by default if one standard deviation of what is known of it changes some
+run by this fraction."""
+
+MARGIN = 2.0
+"""How many times e the likelihood must be greater to choose whether communication overlaps."""
+
+FOLDS = 5
+"""Parts of the runs, of which each is predicted from the others."""
+
+QUANTILES = (0.05, 0.95)
+"""Ends of an interval of 90 %."""
+
+COARSE_ERROR = 0.05
+"""Error of the coarse model in nine of ten such jobs from which a note is due."""
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """A predicted step, the 90 % interval of a measured run, and samples of all workers per second.
+
+    ``note`` says in what the job is unlike the runs; else it is empty.
+    """
+
+    step_s: float
+    low_s: float
+    high_s: float
+    samples_per_s: float
+    note: str
+
+
+class FittedRun(msgspec.Struct, frozen=True):
+    """A run and its errors, predicted / measured - 1: of the fit, and of one without this run.
+
+    ``held_out`` is None where there were too few runs.
+    """
+
+    place: str
+    arch: str
+    workers: int
+    error: float
+    held_out: float | None
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """Whether communication overlaps with computation in runs that do not say.
+
+    ``was`` is what they are taken to do otherwise, ``margin`` by how much the logarithm of the
+    likelihood is greater than that of the opposite.
+    """
+
+    value: bool
+    was: bool
+    margin: float
+    told: Told
+
+
+class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """What past runs tell (schema ``perfmodel.calibration/1``).
+
+    Attributes
+    ----------
+    estimates : each parameter that was fitted, or has too little effect to be.
+    overlap : None where all runs say it, or it was not asked for.
+    run_spread : standard deviation of a run around the fit, as a fraction.
+    residuals, held_out : errors of the fit, and of runs predicted from others; None of too few.
+    ranges : least and greatest of the runs, by name: beyond them, all is extrapolation.
+    architectures : of the runs.
+    """
+
+    schema: Literal["perfmodel.calibration/1"] = "perfmodel.calibration/1"
+    kind: Literal["runs"] = "runs"
+    estimates: tuple[Fitted, ...]
+    overlap: Overlap | None
+    run_spread: float
+    residuals: Residuals
+    held_out: Residuals | None
+    runs: tuple[FittedRun, ...]
+    ranges: dict[str, tuple[float, float]]
+    architectures: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Values of the parameters that runs tell, alone or together."""
+        return {e.name: e.value for e in self.estimates if e.told != "as before"}
+
+    def __getitem__(self, name: str) -> Fitted:
+        """The estimate of a parameter."""
+        return next(e for e in self.estimates if e.name == name)
+
+    def apply(self, job: Job) -> Job:
+        """The job as the runs tell it, for :func:`perfmodel.predict`.
+
+        Raises
+        ------
+        InputError : the job's options do not go with the overlap that was found.
+        """
+        return on_job(with_overlap(job, self._overlap), self.values)
+
+    def predict(self, job: Job, *, extrapolate: bool = False) -> StepTime:
+        """The step time of a job, by the coarse model.
+
+        Raises
+        ------
+        InputError : the job is outside the ranges of the runs, and ``extrapolate`` is not set.
+        """
+        note = self._beyond(job)
+        if note and not extrapolate:
+            raise InputError(f"{note}: this would be extrapolation (extrapolate=True allows it)")
+        jobs = groups_of([with_overlap(job, self._overlap)])
+        at = {name: np.array([value]) for name, value in self.values.items()}
+        value = float(step_s(jobs, at, 1)[0, 0])
+        draws: dict[str, Floats] = self.__dict__["draws"]
+        normal = np.random.Generator(np.random.Philox(1)).standard_normal(KEPT)
+        drawn = step_s(jobs, draws, KEPT)[:, 0] * np.exp(self.run_spread * normal)
+        low, high = map(float, np.quantile(drawn, QUANTILES))
+        samples = job.workers * job.workload.batch_size
+        return StepTime(value, min(low, value), max(high, value), samples / value, note)
+
+    def cluster(self, base: Cluster) -> Cluster:
+        """The cluster of the runs, with what they tell of it."""
+        told = [f"{e.name} {_shown(e)}" for e in self.estimates if e.name in self._of_cluster]
+        text = f"{', '.join(told) or 'nothing'} fitted to {self.seen}; else: {base.source.text}"
+        named = msgspec.structs.replace(
+            base, name=f"{base.name}-calibrated", source=Source("estimated", text)
+        )
+        return on_cluster(named, self.values)
+
+    def profile(self, base: Profile, workload: Workload) -> Profile:
+        """A workload's profile, with times as long as the runs tell.
+
+        Raises
+        ------
+        InputError : they do not tell; or the profile has no times on that device.
+        """
+        if "compute_factor" not in self.values:
+            raise InputError("compute_factor: the runs do not tell how long computing takes")
+        why = f"fitted to {self.seen}"
+        return slower_profile(base, workload, self.values["compute_factor"], why)
+
+    @property
+    def seen(self) -> str:
+        """Which runs there were, in words."""
+        spans = [_span(name, *span) for name, span in self.ranges.items()]
+        return f"{len(self.runs)} runs ({', '.join((*self.architectures, *spans))})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fit as JSON-like values."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def to_json(self) -> str:
+        """The fit as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    @property
+    def _overlap(self) -> bool | None:
+        return None if self.overlap is None else self.overlap.value
+
+    @property
+    def _of_cluster(self) -> list[str]:
+        return [name for name in self.values if name not in ("compute_factor", "jitter")]
+
+    def _beyond(self, job: Job) -> str:
+        """In what a job is outside the runs; empty if it is not."""
+        beyond = []
+        if job.architecture not in self.architectures:
+            beyond.append(f"{job.architecture}, runs were {', '.join(self.architectures)}")
+        for name, value in _features(job).items():
+            low, high = self.ranges.get(name, (value, value))
+            if not low <= value <= high:
+                seen = _span(name, low, high).removeprefix(f"{name} ")
+                beyond.append(f"{_span(name, value, value)}, runs had {seen}")
+        return "; ".join(beyond)
+
+
+def fit_runs(
+    runs: Sequence[PastRun],
+    *,
+    fit: Sequence[str] | None = None,
+    run_spread: float = RUN_SPREAD,
+    progress: Progress | None = None,
+) -> RunsFit:
+    """Fit a cluster and a device to past runs; see :mod:`perfmodel.calibration.runs.likelihood`.
+
+    Parameters
+    ----------
+    runs : at least one; all on the same cluster, but for the bandwidth of its links. fit : names of
+    :data:`perfmodel.calibration.runs.parameters.PARAMETERS`, and *overlap*; without it
+        all that have an effect on these runs.
+    run_spread : standard deviation of equal runs, as a fraction, until misfits tell better.
+    progress : called with (done, expected).
+
+    Raises
+    ------
+    InputError : no run, different clusters, an unknown parameter, or none with an effect.
+    """
+    runs = tuple(runs)
+    number("run_spread", run_spread, above=0.0)
+    _check(runs)
+    asked = None if fit is None else names_of(fit)
+    choosing = any(free_overlap(r.job) for r in runs) and (asked is None or OVERLAP in asked)
+    names = [name for name in PARAMETERS if asked is None or name in asked]
+    if not names and not choosing:
+        raise InputError(f"fit: {', '.join(asked or ()) or 'nothing'}: the runs say it themselves")
+    problems = [Problem(runs, some, run_spread) for some in _choices(runs, choosing)]
+    steps = _Steps(progress, len(problems) + FOLDS + 1)
+    searched = [_searched(problem, names, choosing, steps) for problem in problems]
+    (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
+    draws, known = problem.told(x, scale)
+    silent = [name for name, what in known.items() if what.told == "as before"]
+    kept = x
+    if silent:  # what runs do not tell is exactly as it was
+        kept = x[[name not in silent for name in problem.names]]
+        problem.names = [name for name in problem.names if name not in silent]
+        kept = problem.solve([kept], scale)
+    steps.next()
+    held = _held_out(problem, kept, scale, steps)
+    found = {n: float(PARAMETERS[n].value(c)) for n, c in zip(problem.names, kept, strict=True)}
+    estimates = [_estimate(n, runs[0].job, found, known) for n in names]
+    errors = np.exp(problem.misses(kept[None])[0]) - 1.0
+    spread = problem.run_spread * scale
+    answer = RunsFit(
+        estimates=tuple(estimates),
+        overlap=overlap,
+        run_spread=spread,
+        residuals=Residuals.of(errors),
+        held_out=None if held is None else Residuals.of(held),
+        runs=tuple(
+            FittedRun(
+                r.place,
+                r.job.architecture,
+                r.job.workers,
+                float(errors[i]),
+                None if held is None else float(held[i]),
+            )
+            for i, r in enumerate(runs)
+        ),
+        ranges=_ranges(runs),
+        architectures=tuple(dict.fromkeys(r.job.architecture for r in runs)),
+        notes=(*_flags(found, overlap), *_notes(runs, errors, spread)),
+    )
+    answer.__dict__["draws"] = {name: draws[name] for name in problem.names}
+    return answer
+
+
+class _Steps:
+    """Counts what is done."""
+
+    def __init__(self, progress: Progress | None, of: int) -> None:
+        self._progress, self._done, self._of = progress, 0, of
+
+    def next(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._done, self._of)
+
+
+def _check(runs: Sequence[PastRun]) -> None:
+    if not runs:
+        raise InputError("runs: at least one is needed")
+
+    def without_rate(cluster: Cluster) -> Cluster:
+        nic = msgspec.structs.replace(cluster.nic, bandwidth_bytes_per_s=1.0)
+        return msgspec.structs.replace(cluster, nic=nic)
+
+    for r in runs:
+        if without_rate(r.job.cluster) != without_rate(runs[0].job.cluster):
+            raise InputError(f"{r.place or 'runs'}: not on the cluster of {runs[0].place or 'all'}")
+
+
+def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
+    """Overlaps to try, as it was first."""
+    if not choosing:
+        return [None]
+    was = next(bool(r.job.options.overlap) for r in runs if free_overlap(r.job))
+    try:
+        for r in runs:
+            with_overlap(r.job, not was)
+    except InputError:  # other options need it
+        return [was]
+    return [was, not was]
+
+
+def _searched(problem: Problem, names: Sequence[str], choosing: bool, steps: _Steps) -> _Searched:
+    """The best fit of those parameters that have an effect."""
+    problem.names = [name for name in names if problem.effect(name) > EFFECT]
+    if not problem.names and not choosing:
+        raise InputError(f"fit: {', '.join(names)}: changes no run by {EFFECT:.0%} or more")
+    first = problem.solve(problem.starts(), 1.0)
+    scale = problem.scale(first)
+    steps.next()
+    return problem, problem.solve([first], scale), scale
+
+
+def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
+    """The fit whose overlap explains the runs better; that as it was, where this is not clear."""
+    scale = min(scale for _, _, scale in searched)
+    costs = [problem.cost(problem.solve([x], scale), scale) for problem, x, _ in searched]
+    margin = abs(costs[0] - costs[-1])
+    clear = margin >= MARGIN
+    best = searched[int(np.argmin(costs)) if clear else 0]
+    value, was = bool(best[0].overlap), bool(searched[0][0].overlap)
+    return best, Overlap(value, was, margin, "told" if clear else "as before")
+
+
+def _held_out(problem: Problem, x: Floats, scale: float, steps: _Steps) -> Floats | None:
+    """Errors of runs predicted from the others; None if these are too few to fit to."""
+    count = len(problem.misses(x[None])[0])
+    if count <= len(x) + 1:
+        return None
+    errors = np.empty(count)
+    for part in folds(count, FOLDS):
+        others = np.setdiff1d(np.arange(count), part)
+        errors[part] = problem.misses(problem.solve([x], scale, others)[None])[0, part]
+        steps.next()
+    return np.exp(errors) - 1.0
+
+
+def _estimate(name: str, job: Job, found: dict[str, float], known: dict[str, Known]) -> Fitted:
+    unit, was = PARAMETERS[name].unit, now(job)[name]
+    value = found.get(name, was)
+    what = known.get(name)
+    if what is None:
+        told: Told = "as before"
+        low, high, note = was, was, f"changes no run by {EFFECT:.0%}"
+    else:
+        told, low, high = what.told, min(what.low, value), max(what.high, value)
+        note = {
+            "told": "",
+            "not apart": f"only together with {what.other}",
+            "as before": "the runs do not tell it",
+        }[told]
+    return Fitted(
+        name=name, unit=unit, was=was, value=value, low=low, high=high, told=told, note=note
+    )
+
+
+def _features(job: Job) -> dict[str, float]:
+    """What a job is told apart by."""
+    found = {
+        "workers": job.workers,
+        "batch_size": job.workload.batch_size,
+        "gradient_bytes": job.workload.gradient_bytes,
+        "bandwidth_bytes_per_s": job.cluster.nic.bandwidth_bytes_per_s,
+    }
+    return found | ({"servers": job.options.servers} if hasattr(job.options, "servers") else {})
+
+
+def _ranges(runs: Sequence[PastRun]) -> dict[str, tuple[float, float]]:
+    every = [_features(r.job) for r in runs]
+    names = dict.fromkeys(name for one in every for name in one)
+    columns = {name: [one[name] for one in every if name in one] for name in names}
+    return {name: (min(values), max(values)) for name, values in columns.items()}
+
+
+def _span(name: str, low: float, high: float) -> str:
+    unit = dimension_of(name) or ""
+    ends = [show(value, unit) for value in dict.fromkeys((low, high))]
+    return f"{name} {' to '.join(ends)}".strip()
+
+
+def _shown(estimate: Fitted) -> str:
+    value, low, high = (
+        show(v, estimate.unit) for v in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} ({low} to {high})"
+
+
+def _flags(found: dict[str, float], overlap: Overlap | None) -> list[str]:
+    """What no file holds."""
+    flags = [f"--jitter {found['jitter']:.3g}"] if "jitter" in found else []
+    if overlap is not None and overlap.value != overlap.was:
+        flags.append("--overlap" if overlap.value else "--no-overlap")
+    return [f"neither a cluster nor a workload has {flag}: say it to predict" for flag in flags]
+
+
+def _notes(runs: Sequence[PastRun], errors: Floats, spread: float) -> list[str]:
+    notes = []
+    for r, error in zip(runs, errors, strict=True):
+        expected = math.hypot(spread, r.spread_fraction)
+        if abs(math.log1p(error)) > OUTLIER * expected:
+            notes.append(
+                f"{r.place or 'a run'} took {1.0 / (1.0 + error):.3g} times as long as fitted, "
+                "which is unlike the others: check it"
+            )
+    bands = [coarse.error_band(r.job).p90 for r in runs]
+    known = [band for band in bands if band is not None]
+    if len(known) < len(bands):
+        notes.append("some runs have what the coarse model leaves out: parameters make up for it")
+    if max(known, default=0.0) > COARSE_ERROR:
+        notes.append(
+            f"the coarse model is up to {max(known):.0%} off the simulation of such jobs in 9 of "
+            "10 cases, and parameters make up for it: predict with --fidelity coarse"
+        )
+    return notes

@@ -1,0 +1,168 @@
+"""A table of past runs: which jobs they were, and how long a step took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfmodel import api
+from perfmodel.architectures import registry
+from perfmodel.base import files, tables
+from perfmodel.base.errors import InputError, nearest, number
+from perfmodel.base.tables import Line
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.profile import Profile
+from perfmodel.predicting import job_facts
+
+MEASURED = ("step_s", "iteration_s", "samples_per_s")
+"""Columns that say how fast a run was, of which a line has one."""
+
+WHOLE = ("workers", "batch_size", "global_batch_size")
+TEXTS = ("model", "workload", "device", "precision", "arch", "jitter")
+RATE, SPREAD = "bandwidth_bytes_per_s", "spread_fraction"
+
+
+class PastRun(msgspec.Struct, frozen=True):
+    """A run that was measured: its job, and the mean step of a worker in its steady part.
+
+    ``spread_fraction`` is the standard deviation of this mean as a fraction of it, ``place`` what
+    errors and reports call the run.
+    """
+
+    job: Job
+    step_s: float
+    spread_fraction: float = 0.0
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        number("step_s", self.step_s, above=0.0)
+        number(SPREAD, self.spread_fraction)
+
+
+class RunsTable(msgspec.Struct, frozen=True):
+    """Runs of a table, the profiles that they trained, and its columns that were not used."""
+
+    runs: tuple[PastRun, ...]
+    profiles: tuple[Profile, ...]
+    unused: tuple[str, ...]
+
+
+def read_runs(
+    path: str | Path,
+    *,
+    cluster: Cluster,
+    profile: Profile | None = None,
+    device: str | None = None,
+) -> RunsTable:
+    """Read a table of past runs.
+
+    A line is a run: ``workers``, ``arch`` and what else :func:`perfmodel.make_job` takes, any
+    option of the architecture, and one of ``step_s`` (or ``iteration_s``: seconds) and
+    ``samples_per_s`` (of all workers together). An empty cell takes the default.
+
+    Parameters
+    ----------
+    cluster : where all runs were; ``bandwidth_bytes_per_s`` may differ by run.
+    profile, device : of the lines that name none.
+
+    Raises
+    ------
+    InputError : as :func:`perfmodel.base.tables.read`; a column whose name is nearly one that
+    counts; a
+        line that describes no job, or has no measured time or two of them.
+    """
+    table = tables.read(path)
+    table.need("workers", "arch")
+    if not any(column in table.columns for column in MEASURED):
+        table.need(MEASURED[0])
+    options = {f for a in registry.all_architectures() for f in a.options.__struct_fields__}
+    known = {*WHOLE, *TEXTS, RATE, SPREAD, *MEASURED, *options}
+    unused = tuple(column for column in table.columns if column not in known)
+    for column in unused:
+        hint = nearest(column, known)
+        if hint is not None:
+            raise InputError(f"{table.name}: column {column!r} is unknown; is it {hint!r}?")
+    reader = _Reader(Path(path).parent, cluster, profile, device, frozenset(options), {})
+    runs = []
+    for line in table:
+        try:
+            job = reader.job(line)
+        except InputError as error:
+            text = str(error)
+            where = "" if text.startswith(table.name) else f"{line.place}: "
+            raise InputError(f"{where}{text}") from None
+        spread = line.number(SPREAD) if line.has(SPREAD) else 0.0
+        runs.append(PastRun(job, _step_s(line, job), spread, f"line {line.number_in_file}"))
+    return RunsTable(tuple(runs), tuple(reader.used.values()), unused)
+
+
+class _Reader(msgspec.Struct):
+    """Makes jobs of lines; ``used`` are the profiles so far, by name or file as in the table."""
+
+    folder: Path
+    cluster: Cluster
+    profile: Profile | None
+    device: str | None
+    options: frozenset[str]
+    used: dict[str, Profile]
+
+    def job(self, line: Line) -> Job:
+        """The job of a line."""
+        given: dict[str, Any] = {name: line.text(name) for name in TEXTS if line.has(name)}
+        given |= {name: line.whole(name) for name in WHOLE if line.has(name)}
+        given["workers"], given["arch"] = line.whole("workers"), line.text("arch")
+        if "global_batch_size" in given:
+            samples, workers = given.pop("global_batch_size"), given["workers"]
+            if "batch_size" in given or samples % workers:
+                raise InputError(
+                    f"global_batch_size: {samples}: needs an empty batch_size, and as many samples "
+                    f"for each of {workers} workers"
+                )
+            given["batch_size"] = samples // workers
+        if self.device is not None:
+            given.setdefault("device", self.device)
+        if "model" in given and "workload" in given:
+            raise InputError("model and workload: give only one of them")
+        file = given.pop("workload", None)
+        profile = self._profile(given.pop("model", file), file is not None)
+        cluster = self.cluster
+        if line.has(RATE):
+            nic = msgspec.structs.replace(
+                cluster.nic, bandwidth_bytes_per_s=line.number(RATE, above=0.0)
+            )
+            cluster = msgspec.structs.replace(cluster, nic=nic)
+        options = {name: _option(line.text(name)) for name in self.options if line.has(name)}
+        job = api.make_job(workload=profile, cluster=cluster, options=options, **given)
+        return job_facts.with_layers(job)
+
+    def _profile(self, name: str | None, is_file: bool) -> Profile:
+        if name is None:
+            if self.profile is None:
+                raise InputError("model or workload: neither in the table nor given beside it")
+            return self.used.setdefault("", self.profile)
+        if name not in self.used:
+            path = is_file or files.looks_like_path(name)
+            found = catalogue.profile(self.folder / name) if path else catalogue.model(name)
+            self.used[name] = found
+        return self.used[name]
+
+
+def _option(text: str) -> str:
+    """An option's text; spreadsheets write truth in capitals."""
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def _step_s(line: Line, job: Job) -> float:
+    """Seconds of a worker's step."""
+    given = [column for column in MEASURED if line.has(column)]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise InputError(f"{line.place}: needs one of {', '.join(MEASURED)}, got {found}")
+    value = line.number(given[0], above=0.0)
+    if given[0] != "samples_per_s":
+        return value
+    return job.workers * job.workload.batch_size / value

@@ -1,0 +1,1 @@
+"""Fits parameter servers to measured runs."""

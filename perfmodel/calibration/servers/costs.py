@@ -1,0 +1,133 @@
+"""What runs say of a parameter server, put into a cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.provenance import Source
+from perfmodel.calibration.servers.asynchronous_result import ServerFit
+from perfmodel.calibration.statistics import Estimate, Fitted, Residuals, median_interval
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.measuring.training.run import Run
+
+COSTS = ("update_per_tensor_s", "update_per_byte_s")
+"""What an update costs a server, for each tensor and for each byte."""
+
+COVERAGE = 0.9
+"""Of an interval."""
+
+
+class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an update costs a server (schema ``perfmodel.calibration/1``).
+
+    Attributes
+    ----------
+    estimates : per tensor, then per byte.
+    seen : what they come from, in words.
+    residuals : errors of the step time, where throughput was fitted to.
+    """
+
+    schema: Literal["perfmodel.calibration/1"] = "perfmodel.calibration/1"
+    kind: Literal["server"] = "server"
+    estimates: tuple[Fitted, ...]
+    seen: str
+    residuals: Residuals | None = None
+    notes: tuple[str, ...] = ()
+
+    def cluster(self, base: Cluster) -> Cluster:
+        """The cluster with these costs of its servers."""
+        found = {e.name: e.value for e in self.estimates if e.told != "as before"}
+        text = f"{', '.join(found)} of the server {self.seen}; else: {base.source.text}"
+        return msgspec.structs.replace(
+            base,
+            name=f"{base.name}-calibrated",
+            server=msgspec.structs.replace(base.server, **found),
+            source=Source("measured" if self.residuals is None else "estimated", text),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The costs as JSON-like values."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def to_json(self) -> str:
+        """The costs as JSON text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def measured_costs(runs: Sequence[Run], cluster: Cluster) -> ServerCosts:
+    """The median of what an update cost in several runs.
+
+    The interval is of the runs themselves: two of their values that hold the median in 90 % of
+    cases, or the first and the last of few, with a note of how sure that is.
+
+    Raises
+    ------
+    InputError : no run measured it.
+    """
+    estimates, notes = [], []
+    for name in COSTS:
+        values = [v for r in runs if (v := getattr(r.measured, name)) is not None]
+        was = getattr(cluster.server, name)
+        if not values:
+            estimates.append(_as_before(name, was, "no run measured it"))
+            continue
+        found, sure = median_interval(values, COVERAGE)
+        if len(values) == 1:
+            notes.append(f"{name}: a single run: how far others are off is not known")
+        elif sure < COVERAGE:
+            notes.append(
+                f"{name}: {len(values)} runs: their least and greatest hold the median in "
+                f"{sure:.0%} of cases"
+            )
+        estimates.append(_fitted(name, was, found))
+    if all(e.told == "as before" for e in estimates):
+        raise InputError("runs: none measured what an update costs its server")
+    seen = f"measured in {len(runs)} run{'s' * (len(runs) > 1)}"
+    return ServerCosts(estimates=tuple(estimates), seen=seen, notes=tuple(notes))
+
+
+def fitted_costs(fit: ServerFit, cluster: Cluster) -> ServerCosts:
+    """What an update costs by the throughput of asynchronous runs."""
+    found = {name: getattr(fit, name) for name in COSTS}
+    estimates = tuple(_fitted(name, getattr(cluster.server, name), e) for name, e in found.items())
+    notes = []
+    if len({one.model for one in fit.series}) == 1:
+        notes.append(
+            "one model cannot tell the cost of a tensor from that of a byte: how they share it is "
+            "little more than the published figures"
+        )
+    if not any(one.bends for one in fit.series):
+        notes.append("no run shows a busy server: its costs are little more than published figures")
+    runs = sum(len(one.runs) for one in fit.series)
+    return ServerCosts(
+        estimates=estimates,
+        seen=f"fitted to the throughput of {runs} asynchronous runs",
+        residuals=fit.residuals,
+        notes=tuple(notes),
+    )
+
+
+def with_server(cluster: Cluster, *runs: Run) -> Cluster:
+    """The cluster with what updates cost the servers in these runs.
+
+    Raises
+    ------
+    InputError : no run measured it.
+    """
+    return measured_costs(runs, cluster).cluster(cluster)
+
+
+def _fitted(name: str, was: float, found: Estimate) -> Fitted:
+    return Fitted(name=name, unit="s", was=was, value=found.value, low=found.low, high=found.high)
+
+
+def _as_before(name: str, was: float, note: str) -> Fitted:
+    return Fitted(
+        name=name, unit="s", was=was, value=was, low=was, high=was, told="as before", note=note
+    )

@@ -1,0 +1,17 @@
+"""``perfmodel calibrate``: from measurements to cluster and workload files."""
+
+from __future__ import annotations
+
+import click
+
+from perfmodel.cli.commands.calibrate_network import network
+from perfmodel.cli.commands.calibrate_runs import runs, server
+
+
+@click.group()
+def calibrate() -> None:
+    """Fit a cluster or a workload to what was measured."""
+
+
+for _command in (network, runs, server):
+    calibrate.add_command(_command)

@@ -1,0 +1,153 @@
+"""``perfmodel calibrate runs`` and ``server``: from training that was done to what it tells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from perfmodel.base.errors import InputError
+from perfmodel.cli.options import check_files, progress, write_files
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from perfmodel.inputs.profile import Profile
+
+
+@click.command()
+@click.argument("table", metavar="TABLE.csv")
+@click.option("--model", metavar="NAME", help="Model of the catalogue, of lines that name none.")
+@click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
+@click.option("--device", metavar="NAME", help="Device, of lines that name none.")
+@click.option("--cluster", metavar="NAME|FILE", help="Where they ran.  [default: ethernet-10g]")
+@click.option(
+    "--fit",
+    metavar="NAME,...",
+    help="Of latency_s, efficiency, update_per_tensor_s, update_per_byte_s, compute_factor, "
+    "jitter, overlap.  [default: all that have an effect]",
+)
+@click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
+@click.option("--workload-output", metavar="FILE", help="Write the workload, its times scaled.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def runs(
+    table: str,
+    model: str | None,
+    workload: str | None,
+    device: str | None,
+    cluster: str | None,
+    fit: str | None,
+    output: str | None,
+    workload_output: str | None,
+    as_json: bool,
+) -> None:
+    """Fit links, servers and computing to a table of past runs.
+
+    A line is a run: its workers, arch and options, and step_s or samples_per_s.
+
+    \b
+    perfmodel calibrate runs runs.csv --model resnet50 --device v100 --output lab.json
+    perfmodel calibrate runs runs.csv --workload mine.json --fit latency_s,efficiency
+    """
+    from perfmodel.calibration.runs.fit import fit_runs
+    from perfmodel.calibration.runs.table import read_runs
+    from perfmodel.inputs import catalogue
+
+    check_files(None, output, workload_output)
+    if output is not None and output == workload_output:
+        raise InputError(f"--output and --workload-output: both are {output}")
+    base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
+    found = read_runs(table, cluster=base, profile=_profile(model, workload), device=device)
+    names = None if fit is None else [name.strip() for name in fit.split(",")]
+    with progress() as advance:
+        fitted = fit_runs(found.runs, fit=names, progress=advance)
+    written = []
+    if output is not None:
+        written.append((output, _json(fitted.cluster(base)), ""))
+    if workload_output is not None:
+        workloads = [r.job.workload for r in found.runs]
+        if len(found.profiles) > 1 or len({(w.device, w.precision) for w in workloads}) > 1:
+            raise InputError("--workload-output: the runs are of several workloads or devices")
+        scaled = fitted.profile(found.profiles[0], workloads[0])
+        written.append((workload_output, _json(scaled), ""))
+    write_files(written)
+    if found.unused:
+        click.echo(f"columns that were not used: {', '.join(found.unused)}", err=True)
+    if as_json:
+        click.echo(fitted.to_json())
+    else:
+        from perfmodel.cli.printing import calibration
+
+        calibration.runs(fitted)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="RUN.json...|SERIES.csv")
+@click.option("--model", metavar="NAME", help="Model of a series that does not name its tensors.")
+@click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
+@click.option("--cluster", metavar="NAME|FILE", help="Whose server.  [default: ethernet-10g]")
+@click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def server(
+    paths: tuple[str, ...],
+    model: str | None,
+    workload: str | None,
+    cluster: str | None,
+    output: str | None,
+    as_json: bool,
+) -> None:
+    """Find what updates cost a parameter server.
+
+    From files of runs that measured it, or from a table of workers and steps_per_s of asynchronous
+    training.
+
+    \b
+    perfmodel calibrate server run1.json run2.json --cluster lab.toml --output lab.json
+    perfmodel calibrate server throughput.csv --model resnet50
+    """
+    from perfmodel.calibration.servers import costs
+    from perfmodel.cli.options import ending
+    from perfmodel.inputs import catalogue
+
+    check_files(None, output)
+    base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
+    profile = _profile(model, workload)
+    tables = [path for path in paths if ending(path) == "csv"]
+    if tables and len(paths) > 1:
+        raise InputError(f"{tables[0]}: a table of throughput comes alone; give one file")
+    if tables:
+        from perfmodel.calibration.servers.asynchronous_fit import fit_asynchronous_server
+        from perfmodel.calibration.servers.series import read_series
+
+        fit = fit_asynchronous_server(read_series(tables[0], profile=profile))
+        found = costs.fitted_costs(fit, base)
+    else:
+        from perfmodel.measuring.training.run import read_run
+
+        found = costs.measured_costs([read_run(path) for path in paths], base)
+    write_files([(output, _json(found.cluster(base)), "")] if output is not None else [])
+    if as_json:
+        click.echo(found.to_json())
+    else:
+        from perfmodel.cli.printing import calibration
+
+        calibration.server(found)
+
+
+def _profile(model: str | None, workload: str | None) -> Profile | None:
+    if model is not None and workload is not None:
+        raise InputError("--model and --workload: give only one of them")
+    from pathlib import Path
+
+    from perfmodel.inputs import catalogue
+
+    if workload is not None:
+        return catalogue.profile(Path(workload))
+    return None if model is None else catalogue.model(model)
+
+
+def _json(value: msgspec.Struct) -> bytes:
+    """A file's bytes."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"

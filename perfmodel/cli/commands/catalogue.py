@@ -1,0 +1,58 @@
+"""``perfmodel list`` and ``perfmodel show``: what there is, and what is known about it."""
+
+from __future__ import annotations
+
+import click
+
+from perfmodel.base.errors import InputError
+from perfmodel.cli.jobs import architecture_options
+
+KINDS = ("architectures", "models", "devices", "clusters")
+
+
+@click.command("list")
+@click.argument("kind", type=click.Choice(KINDS), required=False)
+def list_(kind: str | None) -> None:
+    """List architectures, models, devices and clusters."""
+    from perfmodel.cli.printing import catalogue
+
+    catalogue.listing((kind,) if kind else KINDS)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--formula", is_flag=True, help="Of an architecture: its coarse model, to read.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --formula, an option of the architecture; repeatable.",
+)
+@click.option("--json", "as_json", is_flag=True, help="With --formula: print one JSON object.")
+def show(name: str, formula: bool, options: tuple[str, ...], as_json: bool) -> None:
+    """Show an architecture, model, device or cluster: its figures, assumptions and sources.
+
+    \b
+    perfmodel show resnet50
+    perfmodel show ps --formula --option overlap=false
+    """
+    from perfmodel.cli.printing import catalogue, studies
+
+    if not formula:
+        for flag, given in (("--option", bool(options)), ("--json", as_json)):
+            if given:
+                raise InputError(f"{flag}: needs --formula")
+        catalogue.show(name)
+        return
+    from perfmodel.studies import formulas
+
+    flags = {"servers": None, "sync": None, "staleness_bound": None, "overlap": None}
+    chosen = architecture_options({"options": options, **flags}, lists=False)
+    found = formulas.of_architecture(name, chosen)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        studies.formula(found)

@@ -1,0 +1,197 @@
+"""``perfmodel predict``, ``sweep``, ``compare`` and ``explain``: jobs, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfmodel.base.errors import InputError
+from perfmodel.cli.jobs import asked_for, job_arguments, job_options, model_options
+from perfmodel.cli.options import check_files, ending, progress, write_files
+
+if TYPE_CHECKING:
+    from perfmodel.studies.grids import Skipped
+
+
+@click.command()
+@job_options()
+@model_options("fine", "both")
+@click.option(
+    "--iterations", type=int, metavar="N", help="Of the first N iterations, not of the long run."
+)
+@click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
+@click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--trace", metavar="FILE", help="Write two iterations as a trace for Perfetto.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) -> None:
+    """Predict how fast a training job runs, and why.
+
+    \b
+    perfmodel predict --model resnet18 --arch ps --workers 8
+    perfmodel predict --model vgg16 --device v100 --arch ring --workers 16 --bandwidth 25Gbps
+    """
+    from perfmodel import api
+    from perfmodel.studies.grids import per_worker
+
+    of_predict = ("iterations", "dataset_size", "epochs")
+    asked = {name: given.pop(name) for name in of_predict} | asked_for(given)
+    fidelity = asked["fidelity"]
+    if asked["iterations"] is not None and fidelity != "fine":
+        raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
+    if trace is not None and fidelity in ("coarse", "auto"):
+        raise InputError("--trace: shows a simulation; needs --fidelity fine")
+    check_files(plot, trace)
+    arguments = job_arguments(given, given.pop("job"))
+    job = api.make_job(**per_worker(arguments, "--global-batch-size"))
+    if fidelity == "both":
+        asked["fidelity"] = "fine"
+    with progress() as advance:
+        prediction = api.predict(job, **asked, progress=advance)
+    other = api.predict(job, **asked | {"fidelity": "coarse"}) if fidelity == "both" else None
+    written = []
+    if trace is not None:
+        import json
+
+        data = json.dumps(prediction.to_chrome_trace()).encode()
+        written.append((trace, data, "; open it at https://ui.perfetto.dev"))
+    if plot is not None:
+        written.append((plot, prediction.to_image(ending(plot)), ""))
+    write_files(written)
+    if as_json and other is not None:
+        from perfmodel.studies.comparison import both_as_json
+
+        click.echo(both_as_json(prediction, other))
+    elif as_json:
+        click.echo(prediction.to_json())
+    else:
+        from perfmodel.cli.printing import prediction as report
+
+        if other is not None:
+            report.both(prediction, other)
+        else:
+            report.prediction(prediction)
+
+
+@click.command()
+@job_options(lists=True)
+@model_options("auto")
+@click.option("--csv", metavar="FILE", help="Write the table as CSV; - prints it instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+def sweep(csv: str | None, as_json: bool, plot: str | None, **given: Any) -> None:
+    """Predict every combination of lists of values.
+
+    Options with a value take lists: 10Gbps,25Gbps. Lists of numbers may continue: 1,2,4..64
+    doubles, 8,16..64 goes up by 8, 1..8 by 1.
+
+    \b
+    perfmodel sweep --model resnet50 --device v100 --arch ring,ps --workers 1,2,4..64
+    perfmodel sweep --model vgg16 --device v100 --workers 8 --option servers=1..8 --plot servers.png
+    """
+    from perfmodel.studies import sweeps
+
+    if csv == "-" and as_json:
+        raise InputError("--csv - and --json: both print; give one of them")
+    check_files(plot, csv if csv != "-" else None)
+    asked = asked_for(given)
+    arguments = job_arguments(given, given.pop("job"), lists=True)
+    with progress() as advance:
+        found = sweeps.sweep(**asked, **arguments, progress=advance)
+    written = []
+    if csv is not None and csv != "-":
+        written.append((csv, found.to_csv().encode(), ""))
+    if plot is not None:
+        written.append((plot, found.to_image(ending(plot)), ""))
+    write_files(written)
+    if csv == "-":
+        click.echo(found.to_csv(), nl=False)
+    elif as_json:
+        click.echo(found.to_json())
+    else:
+        from perfmodel.cli.printing import studies
+
+        studies.sweep(found)
+    _say(found.notes, found.skipped)
+
+
+@click.command()
+@job_options(lists=True, jobs=True)
+@model_options("fine")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+def compare(as_json: bool, plot: str | None, **given: Any) -> None:
+    """Put jobs side by side, and say why one is faster than another.
+
+    The jobs are files, every combination of lists of values as in perfmodel sweep, or both.
+
+    \b
+    perfmodel compare --model vgg16 --device v100 --workers 8 --arch ring,ps --servers 1,4
+    perfmodel compare --job old.toml --job new.toml
+    """
+    from perfmodel.studies import comparison
+
+    check_files(plot)
+    asked = asked_for(given)
+    paths: tuple[str | None, ...] = given.pop("job") or (None,)
+    found = comparison.gathered(
+        [(path, job_arguments(dict(given), path, lists=True)) for path in paths]
+    )
+    with progress() as advance:
+        answer = comparison.compare(found.jobs, found.names, **asked, progress=advance)
+    if plot is not None:
+        write_files([(plot, answer.to_image(ending(plot)), "")])
+    if as_json:
+        click.echo(answer.to_json())
+    else:
+        from perfmodel.cli.printing import studies
+
+        studies.comparison(answer)
+    _say(found.notes, found.skipped)
+
+
+@click.command()
+@job_options()
+@click.option("--against", metavar="NAME", help="Where is this architecture faster, or slower?")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def explain(against: str | None, as_json: bool, **given: Any) -> None:
+    """Say which phase of an iteration rules, and where it stops ruling.
+
+    By the formulas of the coarse model: at how many workers, which bandwidth or batch size another
+    phase takes longer, and how many workers saturate a server.
+
+    \b
+    perfmodel explain --model resnet50 --device v100 --arch ps --workers 8
+    perfmodel explain --model resnet50 --device v100 --arch asp --workers 8 --against ring
+    """
+    from perfmodel import api
+    from perfmodel.cli.printing import studies
+    from perfmodel.studies import crossovers
+    from perfmodel.studies.grids import per_worker
+
+    arguments = per_worker(job_arguments(given, given.pop("job")), "--global-batch-size")
+    job = api.make_job(**arguments)
+    found = crossovers.explain(job)
+    others: tuple[crossovers.Crossover, ...] = ()
+    if against is not None:
+        other = api.make_job(**crossovers.other_arguments(arguments, against))
+        others = crossovers.against(job, other, arguments.get("arch", job.architecture), against)
+    if as_json:
+        import json
+
+        values = found.to_dict() | {"against": [c.to_dict() for c in others]}
+        click.echo(json.dumps(values, indent=2))
+    else:
+        studies.explanation(found, job, others)
+
+
+def _say(notes: Iterable[str], skipped: Iterable[Skipped]) -> None:
+    """Say on standard error what of a sweep is missing, and why."""
+    from perfmodel.studies.grids import reasons
+
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
+    for line in reasons(skipped):
+        click.echo(line, err=True)

@@ -1,0 +1,141 @@
+"""``perfmodel profile``: what a model's training step is made of, measured here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from perfmodel.base.errors import InputError
+from perfmodel.cli.options import check_files, list_of, progress, read_whole
+
+
+@click.command("profile")
+@click.option(
+    "--model",
+    "spec",
+    metavar="SPEC",
+    required=True,
+    help="torchvision:NAME, transformers:NAME, or package.module:function that returns a Module.",
+)
+@click.option(
+    "--input-shape",
+    metavar="N,N,..",
+    callback=list_of(read_whole, ranges=False),
+    help="Shape of one sample, for random inputs.",
+)
+@click.option(
+    "--batch",
+    metavar="MODULE:FUNCTION",
+    help="Makes batches: called with the batch size, returns (inputs, targets) or a dict.",
+)
+@click.option(
+    "--loss",
+    metavar="NAME",
+    help="cross_entropy, mse_loss, l1_loss, binary_cross_entropy_with_logits, mean, or "
+    "MODULE:FUNCTION of output and targets. Default: the model's own, or cross entropy.",
+)
+@click.option(
+    "--optimizer", metavar="NAME", default="sgd", show_default=True, help="sgd, adam or adamw."
+)
+@click.option(
+    "--batch-size",
+    metavar="N,N,..",
+    default="8",
+    show_default=True,
+    callback=list_of(read_whole, ranges=True),
+    help="Samples of a step.",
+)
+@click.option(
+    "--accumulate",
+    metavar="N",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Passes before an update, each with its share of the batch.",
+)
+@click.option(
+    "--device", metavar="NAME", default="cpu", show_default=True, help="cpu, cuda or cuda:N."
+)
+@click.option(
+    "--dtype",
+    metavar="NAME",
+    default="float32",
+    show_default=True,
+    help="float32, or bf16 by autocast.",
+)
+@click.option(
+    "--steps", metavar="N", type=int, default=10, show_default=True, help="Measured steps."
+)
+@click.option(
+    "--warmup", metavar="N", type=int, default=3, show_default=True, help="Steps before them."
+)
+@click.option("--threads", metavar="N", type=int, help="Threads of PyTorch on the CPU.")
+@click.option("--no-overhead", is_flag=True, help="Do not measure what measuring costs.")
+@click.option("--name", metavar="NAME", help="Name of the workload (default: of the model).")
+@click.option("--device-name", metavar="NAME", help="Name of the device in the file.")
+@click.option("--output", metavar="FILE", help="Workload file (default: the name, .json).")
+@click.option("--append", is_flag=True, help="Add the timings to those the file has.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def profile(
+    spec: str,
+    input_shape: Any,
+    batch_size: Any,
+    no_overhead: bool,
+    output: str | None,
+    append: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Measure the training steps of a PyTorch model, layer by layer (extra: torch).
+
+    The model is trained for some steps on random data, or on --batch, and a workload file is
+    written for --workload of perfmodel predict. Weights are random.
+
+    \b
+    perfmodel profile --model torchvision:resnet50 --batch-size 8,16 --device-name my-cpu
+    perfmodel profile --model mymodels.nets:tagger --batch mymodels.data:batch --device cuda
+    """
+    from pathlib import Path
+
+    from perfmodel.inputs.profile import read_profile
+    from perfmodel.profiler import saving
+    from perfmodel.profiler.record import PAIRS, record
+    from perfmodel.profiler.training import build, check_device
+
+    if output is not None or given["name"] is not None:
+        check_files(None, output or f"{given['name']}.json")
+    check_device(given["device"])
+    built = build(spec)
+    path = output or f"{given['name'] or built.name}.json"
+    check_files(None, path)
+    old = read_profile(path) if append and Path(path).exists() else None
+    if old is not None and given["name"] not in (None, old.name):
+        raise InputError(f"--name: {path} is of {old.name!r}; --append keeps its name")
+    with progress() as advance:
+        recorded = record(
+            built,
+            **given,
+            batch_sizes=_listed(batch_size),
+            input_shape=None if input_shape is None else _listed(input_shape),
+            overhead_pairs=0 if no_overhead else PAIRS,
+            old=old,
+            progress=advance,
+        )
+    saving.save(path, recorded.profile)
+    if as_json:
+        import json
+
+        from perfmodel.cli.printing.profile import as_values
+
+        click.echo(json.dumps(as_values(recorded), indent=2))
+    else:
+        from perfmodel.cli.printing.profile import show_recorded
+
+        show_recorded(recorded)
+    click.echo(f"wrote {path}; perfmodel predict --workload {path}", err=True)
+
+
+def _listed(value: Any) -> list[int]:
+    """One number, or several, as a list."""
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,110 @@
+"""``perfmodel import``: a workload file from the trace of a PyTorch profiler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perfmodel.base.errors import InputError
+from perfmodel.cli.options import check_files, one, read_quantity, write_files
+
+if TYPE_CHECKING:
+    from perfmodel.traces.workload import Found
+
+
+@click.command("import")
+@click.argument("trace")
+@click.option("--output", metavar="FILE", help="Write a workload file.")
+@click.option("--name", metavar="NAME", help="The workload's name; else that of the trace's file.")
+@click.option("--device-name", metavar="NAME", help="The device's name; else as in the trace.")
+@click.option("--batch-size", type=int, metavar="N", help="Samples of a step; else from shapes.")
+@click.option(
+    "--precision", metavar="NAME", help="float32, tf32 or mixed; else the gradients' type."
+)
+@click.option(
+    "--gradient-bytes",
+    metavar="SIZE",
+    callback=one(read_quantity("bytes")),
+    help="All gradients together, where the trace does not say.",
+)
+@click.option("--pid", metavar="ID", help="The process, of several in the file.")
+@click.option("--gpu", type=int, metavar="N", help="The GPU, of several in the file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def import_(trace: str, output: str | None, as_json: bool, **given: Any) -> None:
+    """Import the trace of a PyTorch profiler as a workload.
+
+    Says what the device does in a step, and which part of it communication takes. The workload has
+    none of that: it is what one worker does by itself.
+
+    \b
+    perfmodel import trace.json.gz
+    perfmodel import trace.json --output mine.json --name mine --batch-size 64
+    perfmodel predict --workload mine.json --arch ring --workers 8
+    """
+    from perfmodel.traces import workload
+
+    check_files(None, output)
+    found = workload.import_trace(trace, **given)
+    if output is not None:
+        if found.workload is None:
+            raise InputError(f"{trace}: no workload can be made: it lacks {found.lacks}")
+        hint = f"; perfmodel predict --workload {output}"
+        write_files([(output, workload.to_json(found.workload), hint)])
+    if as_json:
+        import json
+
+        import msgspec
+
+        click.echo(json.dumps(msgspec.to_builtins(found), indent=2))
+    else:
+        _show(found)
+
+
+def _show(found: Found) -> None:
+    """Print where a step's time goes, what was found of gradients, and what to know of it."""
+    import sys
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from perfmodel.base.units import show
+
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    count = f"{found.steps} step{'s' if found.steps > 1 else ''}"
+    spread = f" ± {show(found.step_std_s, 's')}" if found.step_std_s is not None else ""
+    out.print(
+        f"[bold]{escape(found.trace)}[/] on {escape(found.device)}: {count} "
+        f"({escape(found.steps_by)}) of {show(found.step_s, 's')}{spread}"
+    )
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    for name, seconds in found.parts_s.items():
+        part = f"{seconds / found.step_s:.1%}"
+        table.add_row(name.replace("_", " "), show(seconds, "s"), part)
+    table.add_row("together", show(sum(found.parts_s.values()), "s"), "")
+    table.add_row()
+    whole = sum(found.compute_s.values()) or 1.0
+    for name, seconds in found.compute_s.items():
+        table.add_row(name, show(seconds, "s"), f"{seconds / whole:.1%} of computing")
+    out.print(table)
+    out.print()
+    g = found.gradients
+    own = f"{g.tensors} tensors"
+    if g.bytes is not None:
+        own += f", {g.bytes:.0f} bytes ({g.source})"
+    sent = "none of known size"
+    if g.message_bytes is not None:
+        sent = f"{g.messages} per step, {g.message_bytes:.0f} bytes"
+    out.print(f"[bold]gradients[/]: {own}; messages: {sent}")
+    if found.workload is not None:
+        out.print(
+            f"[bold]workload[/]: {escape(found.workload.name)}, {found.layers or 'no'} layers, "
+            f"batch size {found.batch_size}; its parts are {found.timing_per_step_fraction:.2%} "
+            "of the step without exposed communication"
+        )
+    else:
+        out.print(f"[bold]no workload[/]: the trace lacks {escape(found.lacks or '')}")
+    for note in found.notes:
+        out.print(f"[bold]note[/]: {escape(note)}")

@@ -1,0 +1,93 @@
+"""What the command line prints of a calibration: tables for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from perfmodel.base.units import show
+from perfmodel.calibration.runs.fit import Overlap, RunsFit
+from perfmodel.calibration.servers.costs import ServerCosts
+from perfmodel.calibration.statistics import Fitted, Residuals
+
+WORDS = {
+    "latency_s": "latency",
+    "efficiency": "efficiency",
+    "update_per_tensor_s": "update per tensor",
+    "update_per_byte_s": "update per byte",
+    "compute_factor": "compute factor",
+    "jitter": "jitter",
+}
+"""What parameters are called in a table."""
+
+
+def runs(fit: RunsFit) -> None:
+    """Print a fit to past runs."""
+    out = _console()
+    out.print(f"[bold]{escape(fit.seen)}[/]")
+    table = _estimates(fit.estimates)
+    if fit.overlap is not None:
+        table.add_row("overlap", *_overlap(fit.overlap))
+    out.print(table)
+    out.print()
+    out.print(_errors({"of the fit": fit.residuals, "held out": fit.held_out}))
+    _say(out, fit.notes)
+
+
+def server(costs: ServerCosts) -> None:
+    """Print what updates cost a server."""
+    out = _console()
+    out.print(f"[bold]server costs {escape(costs.seen)}[/]")
+    out.print(_estimates(costs.estimates))
+    if costs.residuals is not None:
+        out.print()
+        out.print(_errors({"of the fit": costs.residuals}))
+    _say(out, costs.notes)
+
+
+def _console() -> Console:
+    # a file or a pipe has no width: leave lines whole there
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for i, column in enumerate(columns):
+        table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
+    return table
+
+
+def _estimates(estimates: Sequence[Fitted]) -> Table:
+    """A line for each parameter; an interval where it is told by something."""
+    table = _table("", "value", "90 % interval", "was", "")
+    for e in estimates:
+        value, was, low, high = (show(v, e.unit) for v in (e.value, e.was, e.low, e.high))
+        interval = f"{low} to {high}" if e.low < e.high else ""
+        said = "" if e.told == "told" else e.told.replace("not apart", "not told apart")
+        about = ": ".join(filter(None, (said, e.note)))
+        table.add_row(WORDS.get(e.name, e.name), value, interval, was, escape(about))
+    return table
+
+
+def _overlap(found: Overlap) -> tuple[str, str, str, str]:
+    value, was = ("yes" if v else "no" for v in (found.value, found.was))
+    if found.told == "as before":
+        return value, "", was, "as before: the runs do not tell it"
+    return value, "", was, f"e^{found.margin:.0f} times as likely as the opposite"
+
+
+def _errors(found: dict[str, Residuals | None]) -> Table:
+    table = _table("errors of the step time", "median", "9 in 10 within", "worst")
+    for name, r in found.items():
+        cells = (f"{v:.1%}" for v in (r.median, r.p90, r.worst)) if r else ("too few runs", "", "")
+        table.add_row(name, *cells)
+    return table
+
+
+def _say(out: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        out.print(f"note: {escape(note)}", soft_wrap=True)

@@ -1,0 +1,110 @@
+"""The catalogue: lists, and what is known of one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from rich.markup import escape
+
+from perfmodel.architectures import registry
+from perfmodel.base.errors import unknown_name
+from perfmodel.base.units import show as quantity
+from perfmodel.cli.printing.console import new_console, new_table
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.profile import Profile
+
+
+def listing(kinds: Sequence[str]) -> None:
+    """Print what there is of each kind."""
+    out = new_console()
+    rows: dict[str, Callable[[], list[tuple[str, str]]]] = {
+        "architectures": lambda: [
+            (", ".join([a.name, *a.aliases]), a.title) for a in registry.all_architectures()
+        ],
+        "models": lambda: [(n, _model_line(catalogue.model(n))) for n in catalogue.model_names()],
+        "devices": lambda: [(n, catalogue.device(n).title) for n in catalogue.device_names()],
+        "clusters": lambda: [(n, catalogue.cluster(n).title) for n in catalogue.cluster_names()],
+    }
+    for kind in kinds:
+        if len(kinds) > 1:
+            out.print(f"[dim]{kind}[/]")
+        table = new_table("", "")
+        for name, text in rows[kind]():
+            table.add_row(f"  {name}" if len(kinds) > 1 else name, escape(text))
+        out.print(table)
+
+
+def _model_line(profile: Profile) -> str:
+    measured = dict.fromkeys(t.device for t in profile.timings if t.source.kind == "measured")
+    others = [d for d in profile.devices if d not in measured]
+    line = f"{profile.title}; measured on {', '.join(measured) or 'no device'}"
+    return line + (f"; published for {', '.join(others)}" if others else "")
+
+
+def show(name: str) -> None:
+    """Print all there is to know of an architecture, model, device or cluster.
+
+    Raises
+    ------
+    InputError : nothing has that name.
+    """
+    aliases = [alias for a in registry.all_architectures() for alias in a.aliases]
+    known: list[tuple[Sequence[str], Callable[[str], None]]] = [
+        ([*registry.names(), *aliases], _show_architecture),
+        (catalogue.model_names(), _show_model),
+        (catalogue.device_names(), lambda n: _show_struct(catalogue.device(n))),
+        (catalogue.cluster_names(), lambda n: _show_struct(catalogue.cluster(n))),
+    ]
+    for names, printer in known:
+        if name in names:
+            printer(name)
+            return
+    raise unknown_name("name", name, [n for names, _ in known for n in names])
+
+
+def _show_architecture(name: str) -> None:
+    out = new_console()
+    architecture, preset = registry.find(name)
+    out.print(f"[bold]{name}[/]: {architecture.title}")
+    if preset:
+        meaning = ", ".join(f"{k}={v}" for k, v in preset.items())
+        out.print(f"short for {architecture.name} with {meaning}")
+    out.print("\n[dim]options (--option NAME=VALUE)[/]")
+    table = new_table("option", "default", "")
+    defaults = architecture.options()
+    for field, meaning in architecture.option_help.items():
+        table.add_row(field, str(getattr(defaults, field)), escape(meaning))
+    out.print(table)
+    out.print("\n[dim]assumptions[/]")
+    for assumption in architecture.assumptions:
+        out.print(f"- {assumption}")
+    out.print(f"\n[dim]source[/] {architecture.source}")
+
+
+def _show_model(name: str) -> None:
+    out = new_console()
+    profile = catalogue.model(name)
+    tensors = sum(len(layer.tensors) for layer in profile.layers)
+    out.print(f"[bold]{name}[/]: {escape(profile.title)}")
+    out.print(
+        f"{len(profile.layers)} layers, {tensors} tensors, "
+        f"{quantity(profile.parameter_bytes, 'bytes')} of parameters (float32)"
+    )
+    out.print(f"[dim]{escape(profile.source.text)}[/]\n")
+    table = new_table("device", "precision", "batch", "samples/s", "", "source")
+    for t in sorted(profile.timings, key=lambda t: (t.device, t.precision, t.batch_size)):
+        kind = "measured per layer" if t.per_layer and t.source.kind == "measured" else "estimated"
+        rate = f"{t.batch_size / t.total_s:.4g}"
+        source = f"{t.source.kind}: {t.source.text}"
+        table.add_row(t.device, t.precision, str(t.batch_size), rate, kind, escape(source))
+    out.print(table)
+    out.print("[dim]estimated: the layers' times are shares, by roofline, of the published step[/]")
+
+
+def _show_struct(value: msgspec.Struct) -> None:
+    import json
+
+    new_console().print(
+        json.dumps(msgspec.to_builtins(value), indent=2, ensure_ascii=False), markup=False
+    )

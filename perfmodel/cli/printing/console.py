@@ -1,0 +1,117 @@
+"""The console, tables and their cells, and the progress bar."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from perfmodel.base.units import dimension_of
+from perfmodel.base.units import show as quantity
+from perfmodel.studies.comparison import WORDS
+
+
+def new_console() -> Console:
+    """Standard output."""
+    # a file or a pipe has no width: leave lines whole there
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+def new_table(*columns: str) -> Table:
+    """A table without lines; headers only where there are names."""
+    table = Table(box=None, pad_edge=False, show_header=any(columns), header_style="dim")
+    for i, column in enumerate(columns):
+        table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
+    return table
+
+HEADS = {
+    "throughput_samples_per_s": "samples/s",
+    "iteration_s": "iteration",
+    "idle_fraction": "idle",
+    "staleness_mean": "staleness",
+    "scaling_efficiency": "scaling",
+}
+"""What figures are called in a table."""
+
+ASIDE = (
+    *("throughput_ci_fraction", "of_best_fraction", "busiest_link_fraction"),
+    *("error_p90_fraction", "low_samples_per_s", "high_samples_per_s"),
+)
+"""Figures that a table shows beside others, or not at all."""
+
+
+def head_text(name: str) -> str:
+    """The words for a column.
+
+    >>> head_text("bandwidth_bytes_per_s"), head_text("idle_network_s"), head_text("idle_fraction")
+    ('bandwidth', 'waiting for the network', 'idle')
+    """
+    if name in HEADS:
+        return HEADS[name]
+    name = name.removesuffix(f"_{dimension_of(name)}")
+    cause = name.removeprefix("idle_")
+    return WORDS[cause] if cause in WORDS and name != cause else name.replace("_", " ")
+
+
+def cell_text(name: str, row: Mapping[str, Any]) -> str:
+    """A value of a row the way people write it.
+
+    >>> row = {"idle_fraction": 0.25, "iteration_s": 0.1, "servers": None}
+    >>> [cell_text(name, row) for name in row]
+    ['25.0%', '100 ms', '-']
+    """
+    value = row[name]
+    if value is None:
+        return "-"
+    if name == "fidelity":
+        return f"{value}{_error(row['error_p90_fraction'])}" if value == "coarse" else str(value)
+    if name == "busiest_link":
+        return f"{value}, {row['busiest_link_fraction']:.1%}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if name == "throughput_samples_per_s":
+        ci = row.get("throughput_ci_fraction")
+        return f"{value:.5g} ± {ci:.1%}" if ci else f"{value:.5g}"
+    if name.endswith("_fraction") or name == "scaling_efficiency":
+        return f"{value:.1%}"
+    unit = dimension_of(name)
+    return quantity(value, unit) if unit and math.isfinite(value) else f"{value:.4g}"
+
+
+def _error(p90: float | None) -> str:
+    """What follows the word coarse."""
+    if p90 is None:
+        return ", error unknown"
+    return f" ± {p90:.1%}" if p90 else ", exact"
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on standard error, shown once the work has taken a second."""
+    from time import monotonic
+
+    from rich.progress import Progress
+
+    begin = monotonic()
+    bar: Any = None
+    task: Any = None
+
+    def advance(done: int, of: int) -> None:
+        nonlocal bar, task
+        if bar is None and monotonic() - begin > 1.0:
+            bar = Progress(console=Console(stderr=True), transient=True)
+            bar.start()
+            task = bar.add_task("simulating", total=of)
+        if bar is not None:
+            bar.update(task, completed=done, total=of)
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()

@@ -1,0 +1,100 @@
+"""A validation as tables for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from perfmodel.base.units import show
+from perfmodel.validation.scores import MEASURES, Score, Summary
+from perfmodel.validation.validate import Validation
+
+HEADS = {
+    "step_s": "step time",
+    "samples_per_s": "samples/s",
+    "idle_fraction": "idle",
+    "staleness_mean": "staleness",
+}
+"""What measures are called in a table."""
+
+
+def validation(found: Validation, *, cases: bool = True) -> None:
+    """Print a table of cases, unless there are too many to want it, and one of their groups."""
+    # a file or a pipe has no width: leave lines whole there
+    out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    if cases:
+        out.print(_cases(found))
+        out.print()
+    out.print(_groups(found))
+
+
+def _cases(found: Validation) -> Table:
+    measures = [name for name in MEASURES if any(name in o.scores for o in found.outcomes)]
+    # throughput says what step time says
+    measures = [name for name in measures if name != "samples_per_s" or "step_s" not in measures]
+    table = _table("group", "case", *(h for m in measures for h in (HEADS[m], "measured", "error")))
+    for outcome in found.outcomes:
+        row = [outcome.group, outcome.name]
+        for name in measures:
+            score = outcome.scores.get(name)
+            row += _cells(name, score) if score is not None else ["-", "-", "-"]
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _cells(name: str, score: Score) -> list[str]:
+    return [_value(name, score.predicted), _value(name, score.measured), _error(name, score.error)]
+
+
+def _value(name: str, value: float) -> str:
+    """A value the way people write it.
+
+    >>> _value("step_s", 0.25), _value("idle_fraction", 0.125), _value("staleness_mean", 7.0)
+    ('250 ms', '12.5%', '7')
+    """
+    if name == "step_s":
+        return show(value, "s")
+    return f"{value:.1%}" if name == "idle_fraction" else f"{value:.4g}"
+
+
+def _error(name: str, error: float, sign: str = "+") -> str:
+    """An error: a percentage, points of a percentage, or updates.
+
+    >>> _error("step_s", 0.05), _error("idle_fraction", -0.02), _error("staleness_mean", 0.5)
+    ('+5.0%', '-2.0 points', '+0.5')
+    """
+    if name == "idle_fraction":
+        return f"{error * 100:{sign}.1f} points"
+    return f"{error:{sign}.1%}" if MEASURES[name] else f"{error:{sign}.2g}"
+
+
+def _groups(found: Validation) -> Table:
+    heads = ("cases", "median", "p90", "worst", "bias", "in 90% interval")
+    table = _table("group", "measure", *heads)
+    coverage = found.coverage()
+    for group, summaries in found.summaries().items():
+        for name, summary in summaries.items():
+            if name != "samples_per_s" or "step_s" not in summaries:
+                inside = f"{coverage[group]:.0%}" if name == "step_s" and group in coverage else ""
+                table.add_row(escape(group), HEADS[name], *_figures(name, summary), inside)
+    return table
+
+
+def _figures(name: str, summary: Summary) -> list[str]:
+    sizes: Mapping[str, float] = {key: getattr(summary, key) for key in ("median", "p90", "worst")}
+    return [
+        str(summary.n),
+        *(_error(name, size, sign="") for size in sizes.values()),
+        _error(name, summary.bias),
+    ]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for i, column in enumerate(columns):
+        table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
+    return table

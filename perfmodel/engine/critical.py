@@ -1,0 +1,83 @@
+"""Why the pace is what it is, and why nothing moves: chains of ops that wait for each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.base.arrays import NONE
+from perfmodel.engine.measures import CriticalOp
+from perfmodel.engine.world import World, column
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Activity, Batch, Every, Mailbox, Quorum
+
+
+def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[CriticalOp, ...]:
+    """The ops that the period consists of, in the order in which they run; empty if not found.
+
+    From the latest end of an iteration a walk leads back through what let each op start: the last
+    of its inputs, or the op that freed its slot. Each op starts when the one before has ended.
+    Where the walk meets an op again a whole number of periods earlier, it would go on for ever in
+    the same way: what lies between is the cycle, and its times add up to those periods.
+    """
+    depth = int(column(world, "state", "depth")[0])
+    group = int(np.argmax(np.array(world.marked_at)))
+    op = int(graph.group_mark[group])
+    record = op * depth + ((int(world.arrived[op]) - 1) & (depth - 1))
+    starts, lasts, enablers = (
+        column(world, "history", name) for name in ("start", "last", "enabler")
+    )
+    chain: list[CriticalOp] = []
+    met: dict[int, list[tuple[float, int]]] = {}
+    end = float(world.marked_at[group])
+    margin = SAME * (period_s + end * 2.0**-20)
+    for _ in range(graph.n_ops * depth):
+        if record == NONE:
+            break
+        op, start = record // depth, float(starts[record])
+        if start > end:  # overwritten by a later instance
+            break
+        for later, at in met.get(op, ()):
+            periods = round((later - start) / period_s)
+            if periods > 0 and abs(later - start - periods * period_s) <= margin * periods:
+                walk = tuple(reversed(chain[at:]))
+                return walk if _irregular(graph) & {step.op for step in walk} else _simple(walk)
+        met.setdefault(op, []).append((start, len(chain)))
+        enabler, last = int(enablers[record]), int(lasts[record])
+        chain.append(CriticalOp(op, end - start, enabler != last))
+        record, end = enabler, start
+    return ()
+
+
+def _irregular(graph: OpGraph) -> set[int]:
+    """Ops that do not do the same in each iteration: a part of a walk may leave them out."""
+    found: set[int] = set()
+    for rule in graph.rules:
+        if isinstance(rule, Activity):
+            found |= set(rule.ops.tolist()) if rule.every > 1 else set()
+        elif isinstance(rule, (Quorum, Every, Mailbox, Batch)):
+            found.add(rule.op)
+    return found
+
+
+def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:
+    """A part of a closed walk that meets no op twice; where nothing waited for a slot it will do.
+
+    The cycles that the walk consists of then have the same ratio of time to iterations: none has
+    a larger one than the walk, so none has a smaller one.
+    """
+    if any(step.waited for step in walk):
+        return walk
+    path: list[CriticalOp] = []
+    for step in walk:
+        ops = [other.op for other in path]
+        if step.op in ops:
+            part = path[ops.index(step.op) :]
+            if any(other.seconds > 0.0 for other in part):
+                return tuple(part)
+            del path[ops.index(step.op) :]
+        path.append(step)
+    return tuple(path)
+
+
+SAME = 1e-9
+"""How far the length of a cycle may be from whole periods, relative to the period."""

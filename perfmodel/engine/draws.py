@@ -1,0 +1,36 @@
+"""Counter-based random numbers, and the factors they put on durations."""
+
+from __future__ import annotations
+
+from perfmodel.engine.codes import World
+
+# -- random numbers ----------------------------------------------------------------------------
+
+
+def draw(w: World, stream: int, counter: int, word: int) -> int:
+    """Word 0 or 1 (32 bits) of ``stream`` at ``counter``: a function of these and the seed alone.
+
+    Philox2x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
+    SC 2011, doi 10.1145/2063384.2063405.
+    """
+    a, b = philox(counter & 0xFFFFFFFF, stream, w.state[0].key)
+    return a if word == 0 else b
+
+
+def philox(a: int, b: int, key: int) -> tuple[int, int]:
+    """Philox2x32-10 of a counter of two words of 32 bits, and a key of one."""
+    for _ in range(10):
+        product = a * 0xD256D193
+        a = ((product >> 32) & 0xFFFFFFFF) ^ key ^ b
+        b = product & 0xFFFFFFFF
+        key = (key + 0x9E3779B9) & 0xFFFFFFFF
+    return a, b
+
+
+def noise_factor(w: World, stream: int, iteration: int) -> float:
+    """Factor of a stream in an iteration: one of the equally likely values of its table."""
+    x = w.streams[stream]
+    if x.at != iteration:
+        x.at = iteration
+        x.factor = w.table[x.first + (draw(w, stream, iteration, 0) >> 16)]
+    return float(x.factor)

@@ -1,0 +1,220 @@
+"""Operations end: slots are released, tokens passed on, gates and batches told."""
+
+from __future__ import annotations
+
+from perfmodel.engine.codes import (
+    BATCH,
+    CAUSES,
+    DRAIN,
+    FROM_BATCH,
+    IDLE,
+    NONE,
+    PASSING,
+    QUEUED,
+    TICK,
+    TO_BATCH,
+    TO_MAILBOX,
+    TO_QUORUM,
+    TOKENS_ARRIVE,
+    UNOPENED,
+    Id,
+    World,
+)
+from perfmodel.engine.starting import bytes_left, enqueue, hand_token, start_op, supply
+from perfmodel.engine.timers import set_timer
+from perfmodel.engine.waits import open_wait, walk_critical
+
+
+def piece_moved(w: World, op: Id) -> None:
+    """The op's bytes, or the piece of them that was sent, have been moved."""
+    s, o = w.state[0], w.ops[op]
+    if o.extra >= 0 and bytes_left(w, op) > 0.0:
+        _release(w, op)
+        o.since = s.now
+        o.phase = QUEUED
+        for k in range(o.hold, o.hold + o.holds):
+            enqueue(w, w.holds[k].slot, op)
+        if o.holds == 0:
+            start_op(w, op, NONE)
+    else:
+        end_op(w, op)
+
+
+def _release(w: World, op: Id) -> None:
+    """Free the slots that ``op`` holds."""
+    s, o = w.state[0], w.ops[op]
+    for k in range(o.hold, o.hold + o.holds):
+        slot, units = w.holds[k].slot, w.holds[k].units
+        q = w.slots[slot]
+        q.free += units
+        q.released = s.now
+        q.releaser = op * s.depth + ((o.taken - 1) & (s.depth - 1)) if s.depth > 0 else NONE
+        q.busy += units * (s.now - o.since)
+        if q.touched == 0:
+            q.touched = 1
+            w.touched[s.touched] = slot
+            s.touched += 1
+
+
+def end_op(w: World, op: Id) -> None:
+    """The op's work is done: free its slots, pass on its tokens once its latency is over."""
+    s, o = w.state[0], w.ops[op]
+    now = s.now
+    latency = w.extras[o.extra].latency if o.extra >= 0 else 0.0
+    iteration = o.taken - 1
+    record = op * s.depth + (iteration & (s.depth - 1)) if s.depth > 0 else NONE
+    active = o.phase != PASSING
+    if active:
+        _release(w, op)
+    else:
+        latency = 0.0
+    if s.first_span <= iteration < s.end_span:
+        w.span_end[(iteration - s.first_span) * s.n_ops + op] = now
+    o.phase = IDLE
+    if o.extra < 0 or not _is_batch(w, op):
+        supply(w, op, record)
+    if latency > 0.0:
+        set_timer(w, now + latency, TOKENS_ARRIVE, op)
+    else:
+        tokens_arrive(w, op, active)
+
+
+def tokens_arrive(w: World, op: Id, active: bool) -> None:
+    """Hand the tokens of the op's oldest instance that is still on its way to who waits.
+
+    One that was not active raises no counter, and puts nothing into a mailbox.
+    """
+    s, o = w.state[0], w.ops[op]
+    record = NONE
+    if s.depth > 0:
+        record = op * s.depth + (w.arrived[op] & (s.depth - 1))
+        w.arrived[op] += 1
+    if o.extra >= 0 and w.extras[o.extra].end >= 0:
+        _probe(w, op, active)
+    for k in range(o.out, o.end):
+        edge = w.edges[k]
+        if edge.target >= 0 or w.gate_edges[-1 - edge.target].kind == DRAIN:
+            hand_token(w, k, record)
+        elif w.gate_edges[-1 - edge.target].kind != FROM_BATCH:
+            _to_gate(w, k, record, active)
+    if o.extra >= 0:
+        if _is_batch(w, op):
+            _unload_batch(w, op, record)
+        if w.extras[o.extra].mark >= 0:
+            _mark(w, w.extras[o.extra].mark, record)
+
+
+# -- gates -------------------------------------------------------------------------------------
+
+
+def _to_gate(w: World, k: int, source: int, active: bool) -> None:
+    """A token comes along edge ``k`` to an op with a gate."""
+    s, edge = w.state[0], w.gate_edges[-1 - w.edges[k].target]
+    x = w.specials[w.extras[w.ops[edge.target].extra].special]
+    if edge.kind == TO_QUORUM:
+        w.edges[k].tokens += 1
+        if w.edges[k].tokens == x.fired + 1:
+            x.count += 1
+    elif edge.kind == TO_BATCH:
+        w.items[edge.pair].tokens += 1
+        x.source = source
+        if x.count == 0:  # no tick is due
+            x.count = 1
+            tick = -(-s.now // x.cycle) * x.cycle
+            set_timer(w, max(tick, s.now), TICK, edge.target)
+        return
+    elif edge.kind == TO_MAILBOX:
+        if active:
+            x.count += 1
+        return
+    else:
+        x.count += 1
+    if x.open == 0 and x.count >= x.need:
+        x.open = 1
+        supply(w, edge.target, source)
+
+
+def _is_batch(w: World, op: Id) -> bool:
+    special = w.extras[w.ops[op].extra].special
+    return bool(special >= 0 and w.specials[special].gate == BATCH)
+
+
+def batch_tick(w: World, op: Id) -> None:
+    """Admit what is there; the op takes it up if it is not under way."""
+    x = w.specials[w.extras[w.ops[op].extra].special]
+    x.count = 0
+    waiting = 0
+    for i in range(x.alternative, x.alternative + x.alternatives):
+        w.items[i].admitted += w.items[i].tokens
+        w.items[i].tokens = 0
+        waiting += w.items[i].admitted
+    if waiting > 0 and x.open == 0:
+        x.open = 1
+        supply(w, op, x.source)
+
+
+def _unload_batch(w: World, op: Id, record: int) -> None:
+    """Hand out the items that have been moved, and go on with what was admitted beside them."""
+    x = w.specials[w.extras[w.ops[op].extra].special]
+    waiting = 0
+    for i in range(x.alternative, x.alternative + x.alternatives):
+        item = w.items[i]
+        waiting += item.admitted
+        if item.loaded > 0:
+            item.loaded = 0
+            hand_token(w, item.edge, record)
+    if waiting > 0 and x.open == 0:
+        x.open = 1
+        supply(w, op, record)
+    supply(w, op, record)
+
+
+def _probe(w: World, op: Id, active: bool) -> None:
+    s, x = w.state[0], w.extras[w.ops[op].extra]
+    for k in range(x.close, x.rise):
+        p = w.probes[w.watched[k]]
+        if p.open == 0:
+            s.fault, s.culprit = UNOPENED, w.watched[k]
+            return
+        at = p.stamp + p.next
+        p.open -= 1
+        p.next = (p.next + 1) % p.room
+        p.seconds += s.now - w.stamp_time[at]
+        p.count += 1.0
+        if p.counter >= 0:
+            stale = w.counters[p.counter] - w.stamp_count[at]
+            w.histogram[min(stale, s.bins - 1)] += 1
+            if p.group >= 0:
+                w.stale_sum[p.group] += stale
+                w.stale_count[p.group] += 1
+    if active:
+        for k in range(x.rise, x.open):
+            counter = w.watched[k]
+            w.counter_part[counter] += 1
+            if w.counter_part[counter] == w.counter_every[counter]:
+                w.counter_part[counter] = 0
+                w.counters[counter] += 1
+                s.raised += 1
+    for k in range(x.open, x.end):
+        open_wait(w, w.watched[k])
+
+
+def _mark(w: World, group: int, record: int) -> None:
+    """A group ends an iteration."""
+    s, g = w.state[0], w.groups[group]
+    if g.iterations > 0 and s.depth > 0 and group == g.iterations % s.n_groups:
+        walk_critical(w, record, w.marked_at[group])
+    w.marked_at[group] = s.now
+    w.marked_busy[group] = w.slots[g.device].busy
+    for k in range(group * CAUSES, (group + 1) * CAUSES):
+        w.marked_waits[k] = w.waits[k]
+    g.iterations += 1
+    if g.iterations > s.fastest:
+        s.fastest = g.iterations
+    if g.iterations == s.slowest + 1:
+        s.behind -= 1
+        if s.behind == 0:
+            s.slowest += 1
+            for other in range(s.n_groups):
+                if w.groups[other].iterations == s.slowest:
+                    s.behind += 1

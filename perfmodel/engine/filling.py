@@ -1,0 +1,379 @@
+"""Max-min fair rates of transfers, worked out link by link."""
+
+from __future__ import annotations
+
+from perfmodel.engine.pools import (
+    AT_ONCE,
+    INFINITE,
+    MIXED,
+    NONE,
+    ROUNDING,
+    Id,
+    World,
+    bring_up,
+    join_pool,
+    leave_pool,
+    schedule_flow,
+    set_rate,
+    tighten,
+    unschedule_flow,
+)
+
+CLEAN, DIRTY, DONE = range(3)
+"""Links while rates are filled: not concerned, to be filled, filled."""
+KEPT, RISING, FIXED = range(3)
+"""Routes meanwhile: as before, held back by nothing that is known, at a new rate."""
+
+
+# -- filling -----------------------------------------------------------------------------------
+
+
+def set_own_pace(w: World, route: int) -> None:
+    """Give a route on no link the rate of its cap."""
+    s, r = w.state[0], w.routes[route]
+    if r.count > 0 and w.places[route] < 0:
+        join_pool(w, route, s.n_links + route)
+    set_rate(w, s.n_links + route, r.cap)
+    schedule_flow(w, s.n_links + route)
+
+
+def fill_links(w: World, n: int) -> None:
+    """Make the rates fair again after the first ``n`` changed routes have changed.
+
+    The links concerned are filled in the order of their levels, from the lowest: a link fixes the
+    routes that nothing lower holds back. Where that changes what a route gets, its other links are
+    concerned as well, and only there. None of them is full at a level that has been passed: what
+    one route gets depends on lower levels alone.
+    """
+    s = w.state[0]
+    s.region_links = s.region_routes = s.filling = 0
+    for k in range(n):
+        if w.routes[w.changed[k]].step != 0:
+            _mark_path(w, w.changed[k])
+    for k in range(n):
+        route = w.changed[k]
+        r = w.routes[route]
+        if r.count > 0 and r.first < r.last and (r.step == r.count or w.places[route] < 0):
+            r.rate = 0.0
+            _open_route(w, route)
+    level = 0.0
+    for k in range(s.region_links):
+        _weigh(w, w.region_links[k], level)
+    while s.filling > 0:
+        x = w.filling[0]
+        link = w.links[x]
+        level = link.share
+        more = link.open > 0.0 and link.left > level * link.open * ROUNDING
+        if link.stale != 0 or more:
+            _weigh(w, x, level)
+        else:
+            _unqueue(w, x)
+            _fix_routes(w, x, level)
+    _apply(w)
+
+
+def _mark_path(w: World, route: Id) -> None:
+    """Add the links of a route that has changed to those to be filled."""
+    s, r = w.state[0], w.routes[route]
+    for e in range(r.first, r.last):
+        x = w.paths[e].link
+        link = w.links[x]
+        if link.marked == CLEAN:
+            if link.owner >= 0:
+                _dissolve(w, link.owner)
+            link.owner = MIXED if link.n > 0 else NONE
+            if s.plain == 0:  # the sum of all changes to the load has been rounded often
+                link.load = 0.0
+                for k in range(link.first, link.first + link.n):
+                    link.load += w.active[k].load
+            _mark_link(w, x)
+
+
+def _open_route(w: World, route: Id) -> None:
+    """Let a route rise as far as its links and its cap let it."""
+    s = w.state[0]
+    w.routes[route].marked = RISING
+    w.region_routes[s.region_routes] = route
+    s.region_routes += 1
+
+
+def _mark_link(w: World, x: Id) -> None:
+    """Add a link to those to be filled."""
+    s, link = w.state[0], w.links[x]
+    link.marked = DIRTY
+    link.stale = 1
+    link.share = INFINITE
+    link.place = NONE
+    w.region_links[s.region_links] = x
+    s.region_links += 1
+
+
+def _weigh(w: World, x: Id, level: float) -> None:
+    """Find the level at which a link is full as far as is known; it may rise later."""
+    link, p = w.links[x], w.pools[x]
+    share = link.left / link.open if link.stale == 0 else INFINITE
+    if share > link.above * ROUNDING or link.stale != 0:
+        share = _level_when_full(w, x)
+    link.stale = 0
+    if p.n > 0 and abs(share - p.rate) <= AT_ONCE * p.rate:
+        share = p.rate
+    share = max(share, level)
+    _queue(w, x, share)
+    if p.n > 0 and share > p.rate:
+        _open_pool(w, x, level)
+
+
+def _level_when_full(w: World, x: Id) -> float:
+    """To what level those on a link may rise that are not held back elsewhere.
+
+    Newton's method on what they get together, a concave function of the level. It begins where the
+    link was full before, and mostly ends there.
+    """
+    link, p = w.links[x], w.pools[x]
+    guess = p.rate if p.n > 0 else INFINITE
+    while True:
+        left, load = link.capacity, 0.0
+        below, above, capped = 0.0, INFINITE, False
+        for k in range(link.first, link.first + link.n):
+            a = w.active[k]
+            r = w.routes[a.route]
+            rises = r.marked == RISING or (r.marked == KEPT and r.home == x)
+            most = r.cap if rises else r.rate
+            if most < guess:
+                a.open = 0
+                left -= a.load * most
+                below = max(below, most)
+                capped = capped or rises
+            else:
+                a.open = 1
+                load += a.load
+                above = min(above, most)
+        link.left, link.open, link.above = left, load, above
+        if load > 0.0:
+            level = left / load
+            if below <= level * ROUNDING and level <= above * ROUNDING:
+                return float(level)
+            guess = max(level, link.capacity / link.load)
+        elif left >= link.capacity * (1.0 - ROUNDING):  # not full
+            return float(below) if capped else INFINITE
+        else:
+            guess = link.capacity / link.load
+
+
+def _open_pool(w: World, x: Id, level: float) -> None:
+    """Let the routes of a pool rise; their other links may now be full at lower levels."""
+    p, share = w.pools[x], w.links[x].share
+    for k in range(p.first, p.first + p.n):
+        route = w.members[k]
+        r = w.routes[route]
+        if r.marked == FIXED:
+            continue
+        first = r.marked == KEPT  # what is to be filled has not been weighed with it yet
+        if first:
+            _open_route(w, route)
+        for e in range(r.first, r.last):
+            y = w.paths[e].link
+            link = w.links[y]
+            if y == x or link.marked == DONE or (link.marked == DIRTY and not first):
+                continue
+            least = max(level, link.capacity / link.load)
+            if link.marked == DIRTY:
+                link.stale = 1
+                if least < link.share:
+                    _queue(w, y, least)
+            elif least < share:
+                _mark_link(w, y)
+                _queue(w, y, least)
+
+
+def _fix_routes(w: World, x: Id, level: float) -> None:
+    """Fix the routes on a link that may not rise above ``level``."""
+    s, link = w.state[0], w.links[x]
+    full = link.open > 0.0  # else it has room for those with a cap
+    if full:
+        link.marked = DONE
+    else:
+        link.share = INFINITE
+    for k in range(link.first, link.first + link.n):
+        route = w.active[k].route
+        r = w.routes[route]
+        if r.marked == RISING:
+            if r.cap <= level:
+                _fix(w, route, s.n_links + route, r.cap, level)
+            elif full:
+                _fix(w, route, x, level, level)
+        elif r.marked == KEPT and full:
+            if r.rate != level if r.home == x else _is_held(w, route, level):
+                _fix(w, route, x, level, level)
+
+
+def _is_held(w: World, route: Id, level: float) -> bool:
+    """Whether a link that is full at ``level`` is what holds back a route of another pool."""
+    s, r = w.state[0], w.routes[route]
+    if r.rate > level * ROUNDING:
+        return True
+    if r.rate * ROUNDING < level or r.home >= s.n_links:
+        return False
+    return bool(w.links[r.home].marked == DIRTY)  # where it might rise yet
+
+
+def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
+    """Fix a route's rate for each unit of weight: it belongs to the pool ``goal``."""
+    s, r = w.state[0], w.routes[route]
+    if r.marked == KEPT:
+        w.region_routes[s.region_routes] = route
+        s.region_routes += 1
+    had = r.rate
+    r.marked, r.goal, r.rate = FIXED, goal, rate
+    for e in range(r.first, r.last):
+        x = w.paths[e].link
+        link = w.links[x]
+        if link.marked == DIRTY:
+            a = w.active[w.paths[e].at]
+            if s.plain == 0 or a.load == link.open:
+                link.stale = 1
+            elif a.open != 0:
+                link.left -= a.load * rate
+                link.open -= a.load
+            else:
+                link.left += a.load * (had - rate)
+        elif link.marked == CLEAN:
+            if (rate > had and link.n > 1) or (rate < had and w.pools[x].n > 0):
+                _mark_link(w, x)
+                _queue(w, x, max(level, link.capacity / link.load))
+
+
+def _apply(w: World) -> None:
+    """Move routes to their new pools, at their new rates; find out who owns what."""
+    s = w.state[0]
+    for k in range(s.region_routes):
+        route = w.region_routes[k]
+        r = w.routes[route]
+        if w.places[route] >= 0 and r.home != r.goal:
+            bring_up(w, route)
+            leave_pool(w, route)
+            if w.pools[r.home].n == 0:
+                unschedule_flow(w, r.home)
+    for k in range(s.region_routes):
+        route = w.region_routes[k]
+        r = w.routes[route]
+        r.marked = KEPT
+        set_rate(w, r.goal, r.rate)
+        if w.places[route] < 0:
+            join_pool(w, route, r.goal)
+        if r.goal >= s.n_links:
+            schedule_flow(w, r.goal)
+    for k in range(s.region_links):
+        x = w.region_links[k]
+        w.links[x].marked = CLEAN
+        if w.pools[x].n > 0:
+            schedule_flow(w, x)
+            if _keeps_to_itself(w, x):
+                _own(w, x)
+
+
+def _keeps_to_itself(w: World, pool: int) -> bool:
+    """Whether no other pool's routes cross the links of a pool's routes."""
+    p = w.pools[pool]
+    if p.n != w.links[pool].n:
+        return False
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
+        for e in range(r.first, r.last):
+            x = w.paths[e].link
+            if x != pool:  # all on its own link are members
+                link = w.links[x]
+                for a in range(link.first, link.first + link.n):
+                    if w.routes[w.active[a].route].home != pool:
+                        return False
+    return True
+
+
+def _own(w: World, pool: int) -> None:
+    """Note that a pool keeps to itself."""
+    p = w.pools[pool]
+    p.limit = INFINITE
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
+        for e in range(r.first, r.last):
+            w.links[w.paths[e].link].owner = pool
+        tighten(w, w.members[k])
+
+
+def _dissolve(w: World, pool: int) -> None:
+    """Note that a pool may no longer keep to itself."""
+    p = w.pools[pool]
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
+        r.rate = p.rate
+        for e in range(r.first, r.last):
+            w.links[w.paths[e].link].owner = MIXED
+
+
+# -- heaps -------------------------------------------------------------------------------------
+
+
+def _queue(w: World, x: Id, share: float) -> None:
+    """Put a link in its place among those to be filled, a heap in order of (share, link)."""
+    s, link = w.state[0], w.links[x]
+    before, link.share = link.share, share
+    if share == INFINITE:
+        _unqueue(w, x)
+    elif link.place < 0:
+        s.filling += 1
+        _rise_to_share(w, s.filling - 1, x)
+    elif share < before:
+        _rise_to_share(w, link.place, x)
+    else:
+        _sink_to_share(w, link.place, x)
+
+
+def _unqueue(w: World, x: Id) -> None:
+    """Take a link out of those to be filled."""
+    s, link = w.state[0], w.links[x]
+    i = link.place
+    if i < 0:
+        return
+    link.place = NONE
+    s.filling -= 1
+    last = w.filling[s.filling]
+    if last != x:
+        _sink_to_share(w, i, last)
+        _rise_to_share(w, w.links[last].place, last)
+
+
+def _rise_to_share(w: World, i: int, x: Id) -> None:
+    """Move a link up to its place from the gap at ``i``."""
+    share = w.links[x].share
+    while i > 0:
+        parent = (i - 1) >> 1
+        other = w.filling[parent]
+        if w.share[parent] < share or (w.share[parent] == share and other < x):
+            break
+        w.filling[i], w.share[i] = other, w.share[parent]
+        w.links[other].place = i
+        i = parent
+    w.filling[i], w.share[i] = x, share
+    w.links[x].place = i
+
+
+def _sink_to_share(w: World, i: int, x: Id) -> None:
+    """Move a link down to its place from the gap at ``i``."""
+    n, share = w.state[0].filling, w.links[x].share
+    child = 2 * i + 1
+    while child < n:
+        if child + 1 < n:
+            a, b = w.share[child], w.share[child + 1]
+            if a == b:
+                child += w.filling[child + 1] < w.filling[child]
+            else:
+                child += b < a
+        other = w.filling[child]
+        if share < w.share[child] or (share == w.share[child] and x < other):
+            break
+        w.filling[i], w.share[i] = other, w.share[child]
+        w.links[other].place = i
+        i = child
+        child = 2 * i + 1
+    w.filling[i], w.share[i] = x, share
+    w.links[x].place = i

@@ -1,0 +1,355 @@
+"""A graph laid out as the state of a simulation in which nothing has happened yet."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import NONE
+from perfmodel.engine.layout_rules import INT32, INT64, Extras, aligned, lay_out_rules
+from perfmodel.engine.noise import TABLE, key, offsets, table
+from perfmodel.engine.world import (
+    ACTIVE,
+    EDGE,
+    GROUP,
+    HISTORY,
+    HOLD,
+    LINK,
+    OP,
+    PATH,
+    POOL,
+    PROBE,
+    ROUTE,
+    SLOT,
+    STATE,
+    STREAM,
+    World,
+    starts,
+)
+from perfmodel.graph.op_graph import CAUSES, OpGraph
+
+_PROBE_ROOM = 3
+"""Instances of a probe that may be open at once, besides those that its lag opens."""
+
+
+def make_world(
+    graph: OpGraph, seed: int = 0, *, depth: int = 0, limit: int = NONE, record: range = range(0)
+) -> tuple[World, Kept]:
+    """The state before the first instant, in arrays; and what :func:`give_back` takes.
+
+    Parameters
+    ----------
+    depth : instances of each op remembered, to walk back from a wait to what caused it; 0 or a
+        power of two.
+    limit : how often each op runs, NONE for without end.
+    record : iterations of which the timeline is kept.
+    """
+    kept = _kept.pop(graph, None)
+    if kept is None:
+        layout = _lay_out(graph)
+        written = [getattr(layout, name).view(np.uint8) for name in _REWRITTEN]
+        written += [layout.edges["tokens"], _part(layout.ops, *_OP_REWRITTEN)]
+        kept = Kept(layout, [(values, values.copy()) for values in written])
+    else:
+        for values, first in kept.written:
+            values[:] = first
+    n, groups = graph.n_ops, graph.n_groups
+    world = kept.world._replace(
+        arrived=np.zeros(n if depth else 0, INT32),
+        history=np.zeros(n * depth, HISTORY),
+        critical=np.zeros(n if depth else 0),
+        critical_count=np.zeros(n if depth else 0),
+        **{name: np.full(n * len(record), np.nan) for name in _SPANS},
+    )
+    for name, value in (
+        ("key", key(seed) if graph.random else 0),
+        ("limit", limit),
+        ("depth", depth),
+        ("first_span", record.start),
+        ("end_span", record.stop),
+    ):
+        world.state[name] = value
+    if graph.staggered:
+        parts = np.append(offsets(seed, groups), 0.0)
+        world = world._replace(late=graph.op_stagger_s * parts[graph.op_group])
+    return world, kept
+
+
+class Kept(NamedTuple):
+    """A world that is no longer in use, and what was written in it, with the values at first.
+
+    Memory that was used before costs a fraction of memory fresh from the operating system.
+    """
+
+    world: World
+    written: list[tuple[NDArray[Any], NDArray[Any]]]
+
+
+def give_back(graph: OpGraph, kept: Kept) -> None:
+    """Keep a world for the next simulation of the same graph."""
+    _kept[graph] = kept
+
+
+_kept: WeakKeyDictionary[OpGraph, Kept] = WeakKeyDictionary()
+_REWRITTEN = tuple(
+    (
+        "state links paths groups slots routes places pools streams extras specials items probes "
+        "counters counter_part moved waits marked_at marked_busy marked_waits "
+        "histogram stale_sum stale_count stamp_time stamp_count"
+    ).split()
+)
+_OP_REWRITTEN = ("missing", "holds")
+"""The first and the last of the fields that are written; those between them go along."""
+_SPANS = ("span_ready", "span_start", "span_end")
+
+
+def _part(records: NDArray[Any], first: str, last: str) -> NDArray[Any]:
+    """The bytes of the fields from ``first`` to ``last``, as one item for each record."""
+    fields: Any = records.dtype.fields
+    begin, (kind, end) = fields[first][1], fields[last][:2]
+    names, formats = ["part"], [f"V{end + kind.itemsize - begin}"]
+    size = records.dtype.itemsize
+    part = np.dtype({"names": names, "formats": formats, "offsets": [begin], "itemsize": size})
+    return np.ndarray(len(records), part, records)["part"]
+
+
+def _lay_out(graph: OpGraph) -> World:
+    """What is the same for every simulation of a graph."""
+    n, groups = graph.n_ops, graph.n_groups
+    edges, into, out_start, in_start = _edges(graph)
+    lags = graph.edge_lag
+    lacking = np.bincount(graph.edge_target[lags == 0], minlength=n)
+    early = np.bincount(graph.edge_target, np.maximum(lags - 1, 0), minlength=n)
+    free_ride = (np.diff(graph.route_start) == 0) & np.isinf(graph.route_cap_bytes_per_s)
+    by_route = np.append(np.where(free_ride, NONE, np.arange(len(free_ride))), NONE).astype(INT32)
+    noisy = np.append(graph.stream_cv > 0.0, False)
+    holds, hold = _holds(graph)
+    ops = aligned(n, OP)
+    for at in range(0, n, _CHUNK):  # what was just written is still in the cache
+        part = slice(at, min(at + _CHUNK, n))
+        some = ops[part]
+        some["seconds"] = graph.op_seconds[part]
+        some["bytes"] = graph.op_bytes[part]
+        some["hold"] = hold[part]
+        some["holds"] = np.diff(graph.hold_start[at : part.stop + 1])
+        some["out"] = out_start[part]
+        some["end"] = out_start[at + 1 : part.stop + 1]
+        some["missing"] = lacking[part]
+        some["early"] = early[part]
+        some["priority"] = graph.op_priority[part]
+        some["route"] = np.where(graph.op_bytes[part] > 0.0, by_route[graph.op_route[part]], NONE)
+        some["extra"] = NONE
+    ops["need"] = np.diff(in_start) + 1
+    extras = Extras(ops)
+    late = np.flatnonzero(graph.op_latency_s)
+    extras.set("latency", late, graph.op_latency_s[late])
+    streams_of = np.where(noisy[graph.op_stream], graph.op_stream, NONE)
+    extras.set("stream", np.flatnonzero(streams_of != NONE), streams_of[streams_of != NONE])
+    extras.set("mark", graph.group_mark, np.arange(groups))
+
+    specials, alternatives, chosen, items, gate_edges = lay_out_rules(
+        graph, ops, extras, edges, by_route
+    )
+
+    slots = aligned(len(graph.slot_capacity), SLOT)
+    slots["free"] = graph.slot_capacity
+    slots["released"], slots["releaser"], slots["group"] = -1.0, NONE, NONE
+    slots["group"][graph.group_device] = np.arange(groups)
+    waiting = starts(np.bincount(np.append(graph.hold_slots, chosen), minlength=len(slots)))
+    slots["first"] = waiting[:-1]
+
+    n_routes, n_links = len(graph.route_weight), len(graph.link_capacity_bytes_per_s)
+    links = np.zeros(n_links, LINK)
+    links["capacity"] = graph.link_capacity_bytes_per_s
+    links["owner"] = NONE
+    crossing = starts(np.bincount(graph.route_links, minlength=n_links))
+    links["first"] = crossing[:-1]
+    paths = np.zeros(len(graph.route_links), PATH)
+    paths["link"], paths["units"] = graph.route_links, graph.route_units
+    paths["route"] = np.repeat(np.arange(n_routes), np.diff(graph.route_start))
+    routes = aligned(n_routes, ROUTE)
+    routes["weight"] = graph.route_weight
+    routes["cap"] = graph.route_cap_bytes_per_s / graph.route_weight
+    routes["first"], routes["last"] = graph.route_start[:-1], graph.route_start[1:]
+    routes["home"] = NONE
+    users = np.concatenate([ops["route"], alternatives["route"]])
+    flows = starts(np.bincount(users[users >= 0], minlength=n_routes))
+    routes["flow"] = flows[:-1]
+    pools = aligned(n_links + n_routes, POOL)
+    pools["first"] = np.concatenate([crossing[:-1], crossing[-1] + np.arange(n_routes)])
+    pools["place"] = NONE
+    pools["limit"] = np.inf
+
+    members = np.zeros(groups, GROUP)
+    members["device"] = graph.group_device
+    streams = np.zeros(len(graph.stream_cv), STREAM)
+    streams["at"] = NONE
+    values = np.zeros(0)
+    if noisy.any():
+        kinds, which = np.unique(
+            np.stack([graph.stream_cv, graph.stream_kind]), axis=1, return_inverse=True
+        )
+        values = np.concatenate([table(float(cv), int(kind)) for cv, kind in kinds.T])
+        streams["first"] = which.ravel() * TABLE
+    probes, watched, stamps = _probes(graph, extras)
+    stamp_count = np.zeros(stamps, INT64)
+
+    state = np.zeros(1, STATE)
+    plain = bool(
+        np.all(graph.route_weight == 1.0)
+        and np.all(graph.route_units == 1.0)
+        and np.all(np.isinf(graph.route_cap_bytes_per_s))
+    )
+    for name, value in (
+        ("n_ops", n),
+        ("n_links", n_links),
+        ("n_groups", groups),
+        ("plain", plain),
+        ("behind", groups),
+        ("timer_room", n + 64),
+        ("staggered", graph.staggered),
+    ):
+        state[name] = value
+    n_counters = len(graph.counter_every)
+    bins = max(256, 16 * int(graph.group_count.sum())) if n_counters else 1
+    state["bins"] = bins
+    nothing = np.zeros(0)
+    no_ids = np.zeros(0, INT32)
+    return World(
+        state=state,
+        ops=ops,
+        edges=edges,
+        gate_edges=gate_edges,
+        holds=holds,
+        slots=slots,
+        links=links,
+        paths=paths,
+        routes=routes,
+        pools=pools,
+        groups=members,
+        streams=streams,
+        extras=extras.made(),
+        specials=specials,
+        alternatives=alternatives,
+        items=items,
+        probes=probes,
+        into=into,
+        into_first=in_start.astype(INT32),
+        arrived=no_ids,
+        queue=np.zeros(int(waiting[-1]), INT32),
+        active=np.zeros(len(paths), ACTIVE),
+        members=np.zeros(len(paths) + n_routes, INT32),
+        keys=np.zeros(len(paths) + n_routes),
+        places=np.full(n_routes, NONE, INT32),
+        flying=np.zeros(int(flows[-1]), INT32),
+        levels=np.zeros(int(flows[-1])),
+        agenda=np.zeros(len(pools), INT32),
+        due=np.zeros(len(pools)),
+        timer_time=np.zeros(n + 64),
+        timer_what=np.zeros(n + 64, INT64),
+        soon=np.zeros(n + 1, INT32),
+        touched=np.zeros(len(slots), INT32),
+        changed=np.zeros(n_routes, INT32),
+        ended=np.zeros(int(np.diff(flows).max(initial=0)), INT32),
+        region_links=np.zeros(n_links, INT32),
+        region_routes=np.zeros(n_routes, INT32),
+        region_pools=np.zeros(n_links, INT32),
+        filling=np.zeros(n_links, INT32),
+        share=np.zeros(n_links),
+        history=np.zeros(0, HISTORY),
+        span_ready=nothing,
+        span_start=nothing,
+        span_end=nothing,
+        cause=graph.op_cause.astype(INT32),
+        late=nothing,
+        table=values,
+        watched=watched,
+        counters=np.zeros(n_counters, INT64),
+        counter_every=graph.counter_every.astype(INT64),
+        counter_part=np.zeros(n_counters, INT64),
+        stamp_time=np.zeros(stamps),
+        stamp_count=stamp_count,
+        moved=np.zeros(n_routes),
+        waits=np.zeros(groups * len(CAUSES)),
+        marked_at=np.zeros(groups),
+        marked_busy=np.zeros(groups),
+        marked_waits=np.zeros(groups * len(CAUSES)),
+        critical=nothing,
+        critical_count=nothing,
+        histogram=np.zeros(bins, INT64),
+        stale_sum=np.zeros(groups, INT64),
+        stale_count=np.zeros(groups, INT64),
+    )
+
+
+_CHUNK = 4096
+
+
+def _holds(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What ops hold, and where that of each begins.
+
+    First comes one unit of each slot. All that hold just that share it, and it stays in the cache.
+    """
+    counts, first, slots = (
+        np.diff(graph.hold_start),
+        graph.hold_start[:-1],
+        len(graph.slot_capacity),
+    )
+    single = counts == 1
+    single[single] = graph.hold_units[first[single]] == 1
+    listed = np.repeat(~single, counts)
+    holds = np.ones(slots + int(listed.sum()), HOLD)
+    holds["slot"][:slots] = np.arange(slots)
+    holds["slot"][slots:] = graph.hold_slots[listed]
+    holds["units"][slots:] = graph.hold_units[listed]
+    hold = slots + starts(counts * ~single)[:-1]
+    hold[single] = graph.hold_slots[first[single]]
+    return holds, hold
+
+
+def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
+    """Edges by source, their numbers by target, and where each op's begin."""
+    n = graph.n_ops
+    outs = starts(np.bincount(graph.edge_source, minlength=n))
+    ins = starts(np.bincount(graph.edge_target, minlength=n))
+    order = np.argsort(graph.edge_source, kind="stable")
+    edges = np.zeros(len(order), EDGE)
+    target = graph.edge_target[order]
+    edges["target"] = target
+    edges["tokens"] = graph.edge_lag[order]
+    into = np.argsort(target, kind="stable").astype(INT32)
+    return edges, into, outs, ins
+
+
+def _probes(graph: OpGraph, extras: Extras) -> tuple[NDArray[Any], NDArray[Any], int]:
+    """Probes, the lists of those that each op opens or closes, and room for their stamps."""
+    n_probes = len(graph.probe_open)
+    probes = np.zeros(n_probes, PROBE)
+    probes["counter"], probes["group"] = graph.probe_counter, graph.probe_group
+    probes["open"] = graph.probe_lag
+    probes["room"] = graph.probe_lag + _PROBE_ROOM
+    stamps = starts(probes["room"])
+    probes["stamp"] = stamps[:-1]
+    ids = np.arange(n_probes)
+    ready = graph.probe_at_ready
+    ops_of = [
+        graph.probe_open[ready],
+        graph.probe_close,
+        graph.counter_ops,
+        graph.probe_open[~ready],
+    ]
+    what: list[NDArray[Any]] = [ids[ready], ids, graph.counter_ids, ids[~ready]]
+    watching = np.concatenate(ops_of).astype(INT64)
+    order = np.lexsort((np.repeat(np.arange(4), [len(x) for x in what]), watching))
+    watched = np.concatenate(what)[order].astype(INT32)
+    seen = np.flatnonzero(np.bincount(watching, minlength=graph.n_ops))
+    at = starts(np.bincount(np.searchsorted(seen, watching), minlength=len(seen)))
+    edge = at[:-1].copy()
+    for name, some in zip(("ready", "close", "rise", "open"), ops_of, strict=True):
+        extras.set(name, seen, edge)
+        edge = edge + np.bincount(np.searchsorted(seen, some), minlength=len(seen))
+    extras.set("end", seen, at[1:])
+    return probes, watched, int(stamps[-1])

@@ -1,0 +1,149 @@
+"""How far workers run ahead of what will make them wait: the sign of a transient that still lasts.
+
+An edge with lag k lets its target run at most k iterations ahead of its source. Ops that are joined
+by edges in both directions (a strongly connected component of the graph) therefore have the same
+rate in the long run, whatever their speeds: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and
+Linearity", Wiley 1992, section 2.5. While the faster ones use up their lags they do not wait yet,
+so the rates at which they begin last only until the lags are used up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.engine.world import World, column, values_at
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Every, Mailbox, Quorum
+
+LONG_LAG = 8
+"""Lags above this are tracked op by op; shorter ones show in the iterations of the groups."""
+
+LINEAR, DIFFUSIVE = 5.0 / 3.0, math.sqrt(5.0 / 3.0)
+"""Mean lead of the last third of a run over that of the middle third, where it has grown since the
+start: in proportion to time (unequal speeds), or to its root (equal speeds, random times)."""
+
+
+class Ties(msgspec.Struct, frozen=True, eq=False):
+    """Which groups of a graph cannot drift apart for ever.
+
+    ``component`` (groups,) a number for each set of groups with one long-run rate; ``behind`` (m,)
+    ops that may lag behind a group by more than LONG_LAG iterations, ``behind_component`` (m,) the
+    component of each; ``weight`` (groups,) workers of each group as parts of all; ``longest`` the
+    greatest lag inside a component.
+    """
+
+    component: Ids
+    behind: Ids
+    behind_component: Ids
+    weight: Floats
+    longest: int
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is tied to anything else."""
+        return len(self.behind) > 0 or len(np.unique(self.component)) < len(self.component)
+
+    def lead(self, world: World) -> float:
+        """Iterations that a worker is ahead of the last op it is tied to, mean over workers.
+
+        Of an iteration under way the part that the mean duration of those before it suggests.
+        """
+        now = float(column(world, "state", "now")[0])
+        done = column(world, "groups", "iterations").astype(np.float64)
+        ended = np.array(world.marked_at)
+        done *= np.where(ended > 0.0, now / np.where(ended > 0.0, ended, 1.0), 1.0)
+        last = np.full(int(self.component.max()) + 1, math.inf)
+        np.minimum.at(last, self.component, done)
+        if len(self.behind):
+            taken = values_at(world, "ops", "taken", self.behind)
+            np.minimum.at(last, self.behind_component, taken)
+        return float((self.weight * (done - last[self.component])).sum())
+
+
+_known: WeakKeyDictionary[OpGraph, Ties] = WeakKeyDictionary()
+
+
+def ties_of(graph: OpGraph) -> Ties:
+    """The ties of a graph's groups, found once."""
+    if graph not in _known:
+        _known[graph] = _find_ties(graph)
+    return _known[graph]
+
+
+def _find_ties(graph: OpGraph) -> Ties:
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    waits = _waits(graph)
+    source, target, lag = (
+        ends[waits] for ends in (graph.edge_source, graph.edge_target, graph.edge_lag)
+    )
+    n = graph.n_ops
+    joined = coo_matrix((np.ones(len(source), np.int8), (source, target)), shape=(n, n))
+    _, found = connected_components(joined, connection="strong")
+    inside = found[source] == found[target]
+    names, component = np.unique(found[graph.group_mark], return_inverse=True)
+    long = inside & (lag > LONG_LAG) & np.isin(found[source], names)
+    behind = np.unique(source[long]).astype(np.int64)
+    return Ties(
+        component=component.astype(np.int64),
+        behind=behind,
+        behind_component=np.searchsorted(names, found[behind]),
+        weight=graph.group_count / graph.group_count.sum(),
+        longest=int(lag[inside].max(initial=0)),
+    )
+
+
+def _waits(graph: OpGraph) -> NDArray[np.bool_]:
+    """Which edges hold their target back: those into gates do not, (edges,)."""
+    source, target = graph.edge_source, graph.edge_target
+    passed = np.isin(target, [r.op for r in graph.rules if isinstance(r, Quorum | Every)])
+    for rule in graph.rules:
+        if isinstance(rule, Mailbox):
+            passed |= (target == rule.op) & np.isin(source, rule.sources)
+    return ~passed
+
+
+def growth(leads: Sequence[float]) -> float:
+    """How much the rate of a run may still change as its lead grows, in iterations per iteration.
+
+    ``leads`` are the leads after each of so many rounds from the start. A worker that is not held
+    back yet goes faster than the slowest by the rate at which its lead grows, and no more than that
+    is lost once it is held back.
+    """
+    third = len(leads) // 3
+    if third == 0:
+        return 0.0
+    middle = float(np.mean(leads[-2 * third : -third]))
+    late = float(np.mean(leads[-third:]))
+    return max((late - middle) / third, 0.0)
+
+
+def possible_loss(leads: Sequence[float], longest: int) -> float:
+    """:func:`growth`, of which chance uses up only a part where lags are long.
+
+    Where equal workers drift apart by chance, their lead grows with the square root of time, and
+    its rate falls until the lag is used up: from g at a lead of x to g x / lag there.
+    """
+    grown = growth(leads)
+    if grown == 0.0 or longest <= LONG_LAG:
+        return grown
+    third = len(leads) // 3
+    middle, late = float(np.mean(leads[-2 * third : -third])), float(np.mean(leads[-third:]))
+    by_chance = (LINEAR - late / max(middle, 1e-300)) / (LINEAR - DIFFUSIVE)
+    return grown * float(min(late / longest, 1.0) ** min(max(by_chance, 0.0), 1.0))
+
+
+def settled_after(leads: Sequence[float]) -> int:
+    """The round after which the lead has first been what it is on average in the last third."""
+    third = len(leads) // 3
+    if third == 0:
+        return 0
+    return int(np.argmax(np.asarray(leads) >= np.mean(leads[-third:])))

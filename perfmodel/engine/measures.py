@@ -1,0 +1,170 @@
+"""What a simulation hands back: measures of its settled part, and spans of a timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.graph.op_graph import CAUSES, OpGraph
+
+
+class Span(msgspec.Struct, frozen=True):
+    """One instance of an op in a timeline: when it was ready, began and ended (s)."""
+
+    op: int
+    iteration: int
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+class CriticalOp(msgspec.Struct, frozen=True):
+    """An op on the critical cycle: its id, and what it adds to the cycle's length (s).
+
+    ``seconds`` is from its start to the start of the next op of the cycle; ``waited`` says that it
+    started when a slot became free, not when its last input came.
+    """
+
+    op: int
+    seconds: float
+    waited: bool
+
+
+class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What a run of the graph measured after its warm-up.
+
+    ``iterations_per_s``, ``busy_fraction`` (groups,); ``wait_fraction`` (groups, causes);
+    ``link_utilisation`` (links,); ``slot_utilisation`` (slots,); ``probe_seconds``,
+    ``probe_count`` (probes,);
+    ``staleness`` (values,) how often each value was seen; ``staleness_mean`` (groups,) NaN where
+    nothing was seen;
+    ``critical_s``, ``critical_count`` (ops,) seconds per iteration that each op is on the critical
+    chain, and how often;
+    ``critical_cycle`` the ops that the period consists of, in order; empty for a random graph;
+    ``updates_per_s`` rises per second of a counter, averaged over counters (0 without any);
+    ``clock_gap_mean``, ``clock_gap_max`` iterations between the fastest and slowest group;
+    ``ci_fraction`` half-width of the 95 % confidence interval of the throughput, as a fraction of
+    it (0 for a periodic run);
+    ``transient_rounds`` rounds until workers that are tied together had drifted as far apart as
+    they do in the long run (0 for a periodic run, which does not say);
+    ``rounds`` iterations of the slowest group, ``runs`` simulations.
+    """
+
+    periodic: bool
+    runs: int
+    rounds: int
+    elapsed_s: float
+    ci_fraction: float
+    transient_rounds: float
+    iterations_per_s: Floats
+    busy_fraction: Floats
+    wait_fraction: Floats
+    link_utilisation: Floats
+    slot_utilisation: Floats
+    probe_seconds: Floats
+    probe_count: Floats
+    staleness: Ids
+    staleness_mean: Floats
+    critical_s: Floats
+    critical_count: Floats
+    critical_cycle: tuple[CriticalOp, ...]
+    updates_per_s: float
+    clock_gap_mean: float
+    clock_gap_max: int
+
+
+class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What has been counted since the start of a simulation; the difference of two is a stretch."""
+
+    time: float
+    rounds: int
+    iterations: Ids
+    marked_at: Floats
+    marked_busy: Floats
+    marked_waits: Floats
+    slot_busy: Floats
+    moved: Floats
+    probe_seconds: Floats
+    probe_count: Floats
+    histogram: Ids
+    stale_sum: Ids
+    stale_count: Ids
+    critical: Floats
+    critical_count: Floats
+    walks: int
+    raised: int
+    gap_seconds: float
+    gap_max: int
+
+    def __sub__(self, earlier: Totals) -> Totals:
+        return self._with(earlier, lambda a, b: a - b, self.gap_max)
+
+    def __add__(self, other: Totals) -> Totals:
+        return self._with(other, lambda a, b: a + b, max(self.gap_max, other.gap_max))
+
+    def _with(self, other: Totals, combine: Callable[[Any, Any], Any], gap_max: int) -> Totals:
+        fields = {
+            name: combine(getattr(self, name), getattr(other, name))
+            for name in self.__struct_fields__
+        }
+        return Totals(**{**fields, "gap_max": gap_max})
+
+    def iterations_per_s(self, graph: OpGraph) -> float:
+        """Iterations of all workers together, per second."""
+        if not self.time > 0.0:
+            return float("inf")
+        return float((self.iterations * graph.group_count).sum()) / self.time
+
+
+def measures(
+    graph: OpGraph,
+    t: Totals,
+    *,
+    periodic: bool = False,
+    ci_fraction: float = 0.0,
+    runs: int = 1,
+    transient_rounds: float = 0.0,
+    cycle: tuple[CriticalOp, ...] = (),
+) -> Measures:
+    """Measures of a stretch."""
+    causes = len(CAUSES)
+    span = np.full(graph.n_groups, t.time) if periodic else t.marked_at
+    seconds = np.where(span > 0.0, span, 1.0)
+    took_time = span > 0.0
+    per_second = 1.0 / t.time if t.time > 0.0 else 0.0
+    load = np.zeros(len(graph.link_capacity_bytes_per_s))
+    by_link = np.repeat(t.moved, np.diff(graph.route_start)) * graph.route_units
+    np.add.at(load, graph.route_links, by_link)
+    walks = max(t.walks, 1)
+    n_counters = len(graph.counter_every)
+    seen = np.flatnonzero(t.histogram)
+    stale = np.where(t.stale_count > 0, t.stale_sum / np.maximum(t.stale_count, 1), np.nan)
+    return Measures(
+        periodic=periodic,
+        runs=runs,
+        rounds=t.rounds,
+        elapsed_s=t.time,
+        ci_fraction=ci_fraction,
+        transient_rounds=transient_rounds,
+        iterations_per_s=np.where(took_time, t.iterations / seconds, np.inf),
+        busy_fraction=np.where(took_time, t.marked_busy / seconds, 1.0),
+        wait_fraction=np.where(
+            took_time[:, None], t.marked_waits.reshape(-1, causes) / seconds[:, None], 0.0
+        ),
+        link_utilisation=load * per_second / graph.link_capacity_bytes_per_s,
+        slot_utilisation=t.slot_busy * per_second / graph.slot_capacity,
+        probe_seconds=t.probe_seconds,
+        probe_count=t.probe_count,
+        staleness=t.histogram[: seen[-1] + 1] if len(seen) else t.histogram[:0],
+        staleness_mean=stale,
+        critical_s=t.critical / walks,
+        critical_count=t.critical_count / walks,
+        critical_cycle=cycle,
+        updates_per_s=t.raised / max(n_counters, 1) * per_second,
+        clock_gap_mean=t.gap_seconds * per_second,
+        clock_gap_max=t.gap_max,
+    )

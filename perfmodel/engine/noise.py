@@ -1,0 +1,59 @@
+"""Random numbers that depend on (seed, stream, iteration) alone, never on the order of events.
+
+The event loop draws a word of 32 bits for a stream and an iteration (eventloop.draw). A factor is
+what the word's first 16 bits point at in a table of equally likely values (inverse transform
+sampling), so that plain and compiled code agree to the last bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.quantities import NO_SPREAD
+from perfmodel.graph.builder import KINDS
+
+TABLE = 1 << 16
+"""Values of a table."""
+_KEY, _OFFSETS = 0, 1
+
+
+def key(seed: int) -> int:
+    """32 bits that stand for a seed."""
+    return int(np.random.SeedSequence([seed, _KEY]).generate_state(1, np.uint32)[0])
+
+
+def offsets(seed: int, count: int) -> Floats:
+    """Random parts in [0, 1) by which ``count`` groups start late, spread evenly.
+
+    One falls in each of ``count`` equal intervals, in random order (Latin hypercube sampling:
+    McKay, Beckman, Conover, Technometrics 21(2), 1979, doi 10.2307/1268522).
+    """
+    sequence = np.random.SeedSequence([seed, _OFFSETS])
+    generator = np.random.Generator(np.random.Philox(sequence))
+    return (generator.permutation(count) + generator.random(count)) / max(count, 1)
+
+
+@functools.cache
+def table(cv: float, kind: int) -> Floats:
+    """TABLE equally likely factors of mean 1 and coefficient of variation ``cv``, ascending.
+
+    Lognormal: exp(s z - s^2/2) with s^2 = ln(1 + cv^2). Gamma: shape 1/cv^2, scale cv^2. All are 1
+    where ``cv`` is below :data:`perfmodel.base.quantities.NO_SPREAD`.
+    """
+    if cv < NO_SPREAD:
+        return np.ones(TABLE)
+    from scipy import special
+
+    parts = (np.arange(TABLE) + 0.5) / TABLE
+    if KINDS[kind] == "gamma":
+        values = special.gammaincinv(1.0 / cv**2, parts) * cv**2
+    else:
+        sigma = math.sqrt(math.log1p(cv**2))
+        values = np.exp(sigma * special.ndtri(parts) - 0.5 * sigma**2)
+    values /= values.mean()
+    values.setflags(write=False)
+    return values  # type: ignore[no-any-return]

@@ -1,0 +1,140 @@
+"""How compiled code reaches a world: one pointer, to a table of where each array is.
+
+To Numba a world is a type of its own with the arrays as attributes. Passing a tuple of all arrays
+to every function instead would make compiling take ten times as long.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import from_dtype, types
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import (
+    NativeValue,
+    infer_getattr,
+    intrinsic,
+    lower_getattr_generic,
+    models,
+    register_model,
+    typeof_impl,
+    unbox,
+)
+from numba.np.arrayobj import populate_array
+
+from perfmodel.engine.world import DTYPES, World
+
+
+class Handle:
+    """A world as compiled code takes it; ``arrays`` stays usable from Python."""
+
+    def __init__(self, arrays: World) -> None:
+        for name, array in zip(World._fields, arrays, strict=True):
+            if array.dtype != DTYPES[name]:
+                raise TypeError(f"{name} of a world is {array.dtype}, not {DTYPES[name]}")
+        self.arrays = arrays
+        self.table = np.array([array.ctypes.data for array in arrays], np.int64)
+        self.address = self.table.ctypes.data
+
+
+class WorldType(types.Type):
+    """A world, with its arrays as attributes."""
+
+    def __init__(self) -> None:
+        self.index = {name: i for i, name in enumerate(World._fields)}
+        self.arrays = [types.Array(from_dtype(DTYPES[name]), 1, "C") for name in World._fields]
+        digest = hashlib.sha256(repr(DTYPES).encode()).hexdigest()
+        super().__init__(name=f"World_{digest[:16]}")
+
+
+@functools.cache
+def world_type() -> WorldType:
+    """The one type of all worlds."""
+    return WorldType()
+
+
+@typeof_impl.register(Handle)
+def _typeof(_: Handle, __: Any) -> WorldType:
+    return world_type()
+
+
+register_model(WorldType)(models.OpaqueModel)
+
+
+@unbox(WorldType)
+def _unbox(_: WorldType, handle: Any, c: Any) -> NativeValue:
+    address = c.pyapi.object_getattr_string(handle, "address")
+    pointer = c.pyapi.long_as_voidptr(address)
+    c.pyapi.decref(address)
+    return NativeValue(pointer)
+
+
+@infer_getattr
+class _Attributes(AttributeTemplate):
+    key = WorldType
+
+    def generic_resolve(self, world: WorldType, name: str) -> Any:  # type: ignore[override]
+        return world.arrays[world.index[name]] if name in world.index else None
+
+
+@lower_getattr_generic(WorldType)
+def _getattr(context: Any, builder: Any, world: WorldType, pointer: Any, name: str) -> Any:
+    """Build the array from its place in the table, which does not change while code runs.
+
+    Its length is given as 0: it is not looked at, and an index then needs no wrapping around.
+    """
+    kind = world.arrays[world.index[name]]
+    word = ir.IntType(64)
+    table = builder.bitcast(pointer, word.as_pointer())
+    address = builder.load(builder.gep(table, [ir.Constant(word, world.index[name])]))
+    address.set_metadata("invariant.load", builder.module.add_metadata([]))
+    item = context.get_data_type(kind.dtype)
+    size = ir.Constant(word, context.get_abi_sizeof(item))
+    array = context.make_array(kind)(context, builder)
+    populate_array(
+        array,
+        data=builder.inttoptr(address, item.as_pointer()),
+        shape=[ir.Constant(word, 0)],
+        strides=[size],
+        itemsize=size,
+        meminfo=None,
+    )
+    return array._getvalue()
+
+
+def _prefetch(*names: str) -> Any:
+    """A function that has an entry of these arrays, to be written, brought into the cache."""
+
+    @intrinsic
+    def prefetch(_: Any, world: Any, index: Any) -> Any:
+        def lower(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            pointer, at = arguments
+            byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+            call = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+            write, near, data = flag(1), flag(3), flag(1)
+            for name in names:
+                array = _getattr(context, builder, world, pointer, name)
+                kind = world.arrays[world.index[name]]
+                first = context.make_array(kind)(context, builder, array).data
+                place = builder.bitcast(builder.gep(first, [at]), byte)
+                builder.call(call, [place, write, near, data])
+            return context.get_dummy_value()
+
+        return types.void(world, index), lower
+
+    return prefetch
+
+
+REPLACED = {
+    "COMPILED": True,
+    "prefetch_op": _prefetch("ops"),
+    "prefetch_edge": _prefetch("edges"),
+    "prefetch_slot": _prefetch("slots"),
+    "prefetch_route": _prefetch("routes"),
+}
+"""What is other than in the plain event loop."""

@@ -1,0 +1,175 @@
+"""One simulation under way: laid out, advanced round by round, and read off."""
+
+from __future__ import annotations
+
+from math import gcd, lcm
+from types import TracebackType
+from weakref import WeakSet
+
+import numpy as np
+
+from perfmodel.base.arrays import NONE
+from perfmodel.base.errors import DeadlockError, InputError, PerfmodelError
+from perfmodel.engine import codes
+from perfmodel.engine.compiled import PLAIN, choose, spent
+from perfmodel.engine.layout import give_back, make_world
+from perfmodel.engine.measures import Span, Totals
+from perfmodel.engine.state import totals
+from perfmodel.engine.stuck import (
+    cycle_without_lag,
+    describe_deadlock,
+    describe_fault,
+    describe_starvation,
+    finished,
+)
+from perfmodel.engine.world import as_arrays, column, grown
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Activity, Every
+
+LONGEST_SPAN = 4096
+"""Rounds of a span; rarer events are taken as they come."""
+
+STARVED = 100_000
+"""Iterations by which one group may be ahead of another."""
+
+_FOR_EVER = 1 << 30
+_INSTANTS = 200_000
+"""Instants between two looks at the keyboard and the progress bar: some 0.1 s."""
+
+Clock = tuple[float, float]
+
+_ordered: WeakSet[OpGraph] = WeakSet()
+"""Graphs whose edges without lag have no cycle."""
+
+
+def span_of(graph: OpGraph) -> int:
+    """Least common multiple of all periods of ops that are not active in every round."""
+    every = {r.every for r in graph.rules if isinstance(r, Activity)}
+    gates = [r for r in graph.rules if isinstance(r, Every)]
+    if gates:
+        sources = np.bincount(graph.edge_target, minlength=graph.n_ops)
+        every |= {r.count // gcd(r.count, int(sources[r.op])) for r in gates}
+    return min(lcm(*every), LONGEST_SPAN)
+
+
+class Run:
+    """One simulation under way; a context, so that its memory is used again."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        seed: int,
+        rounds: int,
+        wish: bool | None,
+        *,
+        depth: int = 0,
+        limit: int = NONE,
+        record: range = range(0),
+    ) -> None:
+        self.graph = graph
+        self.span = span_of(graph)
+        self.limit = limit
+        self.record = record
+        self._wish = wish
+        self._expected = rounds
+        self._loop = choose(graph.n_ops * rounds, wish)
+        world, self._kept = make_world(graph, seed, depth=depth, limit=limit, record=record)
+        self.world = self._loop.convert(world)
+        self._handle = self._loop.handle(self.world)
+        if graph not in _ordered:
+            if self._loop.order(self._handle) < graph.n_ops:
+                cycle = cycle_without_lag(graph)
+                names = " -> ".join(repr(graph.op_name(op)) for op in [*cycle, cycle[0]])
+                raise InputError(f"edges without lag form a cycle: {names}")
+            _ordered.add(graph)
+        self._loop.begin(self._handle)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        give_back(self.graph, self._kept)
+        if self._loop is PLAIN:
+            spent(self.graph.n_ops * self.rounds)
+
+    @property
+    def now(self) -> float:
+        """The present of the simulation (s)."""
+        return float(column(self.world, "state", "now")[0])
+
+    @property
+    def rounds(self) -> int:
+        """Iterations that every group has ended."""
+        return int(column(self.world, "state", "slowest")[0])
+
+    def clock(self) -> Clock:
+        """Iterations of all workers so far, and the time (s)."""
+        iterations = column(self.world, "groups", "iterations")
+        return float((iterations * self.graph.group_count).sum()), self.now
+
+    def totals(self) -> Totals:
+        """What has been counted so far."""
+        return totals(self.graph, self.world)
+
+    def advance(self, rounds: int) -> None:
+        """Run until every group has ended ``rounds`` iterations."""
+        if rounds > self._expected:
+            self._go_on_compiled(2 * rounds)
+        if self._go(rounds) == codes.STUCK:
+            raise DeadlockError(describe_deadlock(self.graph, self.world))
+
+    def _go_on_compiled(self, rounds: int) -> None:
+        """Change the loop if, for ``rounds`` in all, the other one had been chosen."""
+        self._expected = rounds
+        if self._loop is PLAIN:
+            self._loop = choose(self.graph.n_ops * rounds, self._wish)
+            if self._loop is not PLAIN:
+                self.world = self._loop.convert(as_arrays(self.world))
+                self._handle = self._loop.handle(self.world)
+
+    def drain(self, *, until_recorded: bool = False) -> None:
+        """Run on until nothing moves, or the recorded iterations of every op have ended."""
+        rounds = self.rounds
+        while self._go(rounds + 1 if until_recorded else _FOR_EVER) != codes.STUCK:
+            rounds += 1
+            if not np.isnan(np.array(self.world.span_end)).any():
+                return
+        if self.limit != NONE and not finished(self.graph, self.world, self.limit):
+            raise DeadlockError(describe_deadlock(self.graph, self.world))
+
+    def spans(self) -> list[Span]:
+        """The recorded timeline, by start."""
+        n = self.graph.n_ops
+        ready, start, end = (
+            np.array(values)
+            for values in (self.world.span_ready, self.world.span_start, self.world.span_end)
+        )
+        ended = np.flatnonzero(~np.isnan(end))
+        order = ended[np.lexsort((ended // n, ended % n, start[ended]))]
+        return [
+            Span(at % n, at // n + self.record.start, ready[at], start[at], end[at])
+            for at in order.tolist()
+        ]
+
+    def _ahead(self) -> int:
+        done = column(self.world, "groups", "iterations")
+        return int(done.max() - done.min()) if len(done) else 0
+
+    def _go(self, rounds: int) -> int:
+        """Let the event loop run, with a break now and then for whoever wants to interrupt it."""
+        while True:
+            status = self._loop.advance(self._handle, rounds, _INSTANTS)
+            if status == codes.FULL:
+                self.world = grown(self.world)
+                self._handle = self._loop.handle(self.world)
+            elif status >= codes.UNOPENED:
+                raise PerfmodelError(describe_fault(self.graph, self.world, status))
+            elif status != codes.PAUSED:
+                return status
+            elif self._ahead() > STARVED:
+                raise DeadlockError(describe_starvation(self.graph, self.world))

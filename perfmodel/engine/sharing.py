@@ -1,0 +1,174 @@
+"""Links shared max-min fairly, recomputed only where something changed.
+
+Transfers with the same links, cap and weight form a *route* and progress alike. Each route is
+limited by one link (or by its cap); the routes limited by one link form its *pool*. In a pool every
+transfer gets ``rate`` bytes/s per unit of weight, so one counter, the ``service`` each unit of
+weight has got so far, tells how far all of them are; a new rate costs as much for a thousand
+transfers as for one.
+
+Where a pool keeps to itself, that is, where no other pool's routes cross the links of its routes,
+its rate is the link's capacity over the load, as long as this stays below ``limit``, where another
+of these links would be full as well (a parameter server's link, a lone transfer). Elsewhere links
+are filled anew, the tightest first: those of what changed, then those of whatever else gets another
+rate through it.
+
+Max-min fairness: Bertsekas, Gallager, "Data Networks", 2nd ed., section 6.5.2. Counting service
+instead of time: Parekh, Gallager, IEEE/ACM ToN 1(3), 1993, doi 10.1109/90.234856.
+
+Like the event loop, this runs as it stands and compiled.
+"""
+
+from __future__ import annotations
+
+from perfmodel.engine.filling import fill_links, set_own_pace
+from perfmodel.engine.pools import (
+    AT_ONCE,
+    INFINITE,
+    ROUNDING,
+    Id,
+    World,
+    bring_up,
+    disown,
+    find_home,
+    join_pool,
+    leave_pool,
+    load_links,
+    note_change,
+    pop_flow,
+    push_flow,
+    schedule_flow,
+    set_key,
+    set_rate,
+    sink_to_time,
+    tighten,
+    unschedule_flow,
+)
+from perfmodel.engine.prefetch import COMPILED, look_past_flow
+
+
+def flow_starts(w: World, op: Id, amount: float) -> None:
+    """Put ``op`` among the transfers of its route, with ``amount`` bytes to go."""
+    route = w.ops[op].route
+    r = w.routes[route]
+    if r.count == 0:
+        r.served = 0.0
+    elif w.places[route] >= 0:
+        bring_up(w, route)
+    level = r.served + amount
+    w.moved[route] += amount
+    if r.count == 0:
+        r.lead, r.level = op, level
+    else:
+        push_flow(w, route, op, level)
+    r.count += 1
+    if w.places[route] >= 0 and r.lead == op:
+        set_key(w, route)
+        schedule_flow(w, r.home)
+    note_change(w, route)
+
+
+def flow_ends(w: World) -> int:
+    """Take out the transfers that end next; their number, the ops are in ``ended``."""
+    s = w.state[0]
+    pool = w.agenda[0]
+    p = w.pools[pool]
+    route = w.members[p.first]
+    r = w.routes[route]
+    p.service, p.at = w.keys[p.first], s.now
+    level = r.level
+    r.served, r.joined = level, p.service
+    if COMPILED:
+        look_past_flow(w, pool)
+    n = 0
+    while r.count > 0 and r.level == level:
+        w.ended[n] = r.lead
+        n += 1
+        if r.count > 1:
+            pop_flow(w, route)
+        r.count -= 1
+    note_change(w, route)
+    if r.count > 0:
+        set_key(w, route)
+        schedule_flow(w, pool)
+    elif p.n == 1 or not _ends_with(w, pool):
+        # it stays first in its pool for now, where it may go on with its next transfer
+        sink_to_time(w, p.place, pool, INFINITE)
+    else:
+        leave_pool(w, route)
+        schedule_flow(w, pool)
+    return n
+
+
+def _ends_with(w: World, pool: int) -> bool:
+    """Whether another of the pool's routes ends a transfer together with the first."""
+    p = w.pools[pool]
+    key = w.keys[p.first] + w.state[0].now * AT_ONCE * p.rate
+    for k in range(1, min(p.n, 3)):
+        if w.keys[p.first + k] <= key:
+            return True
+    return False
+
+
+def next_service_s(w: World) -> float:
+    """When the next transfer ends, if the rates stay as they are."""
+    return float(w.due[0])
+
+
+def settle(w: World) -> None:
+    """Give every transfer its fair rate again after some have started or ended."""
+    s = w.state[0]
+    n, s.changed = s.changed, 0
+    for k in range(n):
+        load_links(w, w.changed[k])
+    pools = 0
+    mixed = False  # whether pools may no longer keep to themselves
+    for k in range(n):
+        route = w.changed[k]
+        r = w.routes[route]
+        r.changed = 0
+        step = r.count - r.settled
+        r.step = step
+        r.settled = r.count
+        if r.count == 0 and w.places[route] >= 0:
+            leave_pool(w, route)
+            schedule_flow(w, r.home)
+        if step == 0:
+            if r.count > 0 and w.places[route] < 0:
+                join_pool(w, route, r.home)
+            continue
+        if r.count == step:  # nothing was there before
+            r.home = find_home(w, route)
+        home = r.home
+        if home >= 0 and home < s.n_links and w.links[home].owner == home:
+            if step > 0:
+                tighten(w, route)
+            if r.count > 0 and w.places[route] < 0:
+                join_pool(w, route, home)
+            if w.pools[home].noted == 0:
+                w.pools[home].noted = 1
+                w.region_pools[pools] = home
+                pools += 1
+        elif r.first < r.last:
+            mixed = True
+        else:
+            set_own_pace(w, route)
+        if r.count == 0:
+            disown(w, route)
+    for k in range(pools):
+        pool = w.region_pools[k]
+        p = w.pools[pool]
+        p.noted = 0
+        if p.n == 0:
+            p.service = 0.0
+            unschedule_flow(w, pool)
+            continue
+        rate = w.links[pool].capacity / w.links[pool].load
+        if rate <= p.limit * ROUNDING and not mixed:
+            set_rate(w, pool, rate)
+            schedule_flow(w, pool)
+        else:
+            mixed = True
+    if mixed:
+        fill_links(w, n)
+    for k in range(n):
+        w.routes[w.changed[k]].step = 0

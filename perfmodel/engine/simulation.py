@@ -1,0 +1,317 @@
+"""The fine-grained route: simulate an op graph until it has settled, and measure it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from perfmodel.base.errors import InputError
+from perfmodel.engine.critical import critical_cycle
+from perfmodel.engine.leads import ties_of
+from perfmodel.engine.measures import Measures, Span, Totals, measures
+from perfmodel.engine.run import Run
+from perfmodel.engine.state import forget_gap
+from perfmodel.engine.steady import AT_EACH_LOOK, Recurrence, Series, ci_fraction
+from perfmodel.engine.warmup import MOST_TRANSIENT_ROUNDS, PILOT_ROUNDS, Pilot, Progress, warm_up
+from perfmodel.graph.op_graph import OpGraph
+
+MOST_PERIODIC_ROUNDS = 255
+"""Rounds after which a deterministic run that has found no period is averaged as a random one."""
+
+FEWEST_RUNS, RUNS_OF_NOISY, MOST_RUNS = 6, 8, 32
+"""Runs of a job whose workers start at random times, which its interval is over: at least; until
+runs that vary by themselves become longer instead; at most."""
+
+RESOLUTION = 0.1
+"""Narrowest interval of a random job, as a part of ``rel_ci``: rare patterns go unseen."""
+
+LATER = 8
+"""Part of a run that is made longer than its pilot by which its warm-up is longer, too."""
+
+LEAST_GROWTH = 0.1
+"""Iterations by which workers of a deterministic run drift apart as it doubles, if they do."""
+
+MOST_ROUNDS = 32768
+"""Rounds of a run whose confidence interval stays wider than asked."""
+
+_FEW, _DEPTH, _MOST_DEPTH = 4, 8, 128
+"""Instances of each op remembered: to attribute waits, to find a critical cycle, at most."""
+
+
+def simulate(
+    graph: OpGraph,
+    *,
+    seed: int = 0,
+    rel_ci: float = 0.01,
+    progress: Progress | None = None,
+    compiled: bool | None = None,
+) -> Measures:
+    """Run ``graph`` and measure it once it has settled.
+
+    A deterministic graph runs until its state recurs; what lies between is the measurement, and it
+    is exact for ever. A random one runs until the 95 % confidence interval of its throughput is
+    within ``rel_ci`` of it (or for MOST_ROUNDS; a graph that starts staggered is run again from
+    other starts, at most MOST_RUNS times, and longer if need be); its warm-up is dropped.
+
+    Parameters
+    ----------
+    progress : called with (rounds done, rounds expected).
+    compiled : True or False asks for the compiled or the plain event loop; both give the same.
+
+    Raises
+    ------
+    InputError : ``rel_ci`` is not positive; the edges without lag have a cycle.
+    DeadlockError : nothing can happen although iterations are left.
+    """
+    if not rel_ci > 0.0:
+        raise InputError(f"rel_ci must be positive, got {rel_ci:g}")
+    if not graph.random:
+        found = _periodic(graph, progress, compiled)
+        if found is not None:
+            return found
+    if graph.staggered:
+        return _from_many_starts(graph, seed, rel_ci, progress, compiled)
+    return _from_one_start(graph, seed, rel_ci, progress, compiled)
+
+
+def first_iterations(
+    graph: OpGraph,
+    iterations: int,
+    *,
+    seed: int = 0,
+    rel_ci: float = 0.01,
+    progress: Progress | None = None,
+    compiled: bool | None = None,
+) -> Measures:
+    """Measure the first ``iterations`` iterations, from the start until every group has ended them.
+
+    A random graph is run from other starts and with other random numbers as well, until the 95 %
+    confidence interval of the throughput is within ``rel_ci`` of it, at most MOST_RUNS times.
+
+    Raises
+    ------
+    InputError, DeadlockError : see :func:`simulate`.
+    """
+    found: list[Totals] = []
+    ci = inf if graph.random else 0.0
+    runs = MOST_RUNS if graph.random else 1
+    for run_seed in _seeds(seed, runs):
+        with Run(graph, run_seed, runs * iterations, compiled, depth=_FEW) as run:
+            run.advance(iterations)
+            found.append(run.totals())
+        if progress is not None:
+            progress(len(found), runs)
+        if len(found) >= FEWEST_RUNS:
+            ci = max(_ci(graph, found), RESOLUTION * rel_ci)
+        if ci <= rel_ci:
+            break
+    return measures(graph, _together(found), ci_fraction=ci, runs=len(found))
+
+
+def timeline(
+    graph: OpGraph,
+    *,
+    seed: int = 0,
+    first: int = 0,
+    iterations: int = 2,
+    compiled: bool | None = None,
+) -> list[Span]:
+    """The instances of iterations ``first`` to ``first + iterations - 1`` of every op, by start.
+
+    Raises
+    ------
+    InputError, DeadlockError : see :func:`simulate`.
+    """
+    record = range(first, first + iterations)
+    with Run(graph, seed, record.stop, compiled, record=record) as run:
+        run.advance(record.stop)
+        run.drain(until_recorded=True)
+        return run.spans()
+
+
+def makespan(
+    graph: OpGraph, *, seed: int = 0, iterations: int = 1, compiled: bool | None = None
+) -> float:
+    """Seconds until every op has run exactly ``iterations`` times and nothing runs after that.
+
+    Raises
+    ------
+    InputError, DeadlockError : see :func:`simulate`.
+    """
+    with Run(graph, seed, iterations, compiled, limit=iterations) as run:
+        run.drain()
+        return run.now
+
+
+def prepare(graph: OpGraph, *, compiled: bool | None = None) -> None:
+    """Lay a graph out for simulation, and check it; the first simulation does so otherwise.
+
+    Raises
+    ------
+    InputError : the edges without lag have a cycle.
+    """
+    with Run(graph, 0, 1, compiled):
+        pass
+
+
+def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) -> Measures | None:
+    """Measures of one period, None if none was found."""
+    with Run(graph, 0, 6, compiled, depth=_DEPTH) as run:
+        recurrence = Recurrence()
+        most = max(MOST_PERIODIC_ROUNDS, 4 * run.span)
+        done, lead = 0, 0.0
+        while True:
+            if done == most:
+                grown = ties_of(graph).lead(run.world) - lead
+                if grown < LEAST_GROWTH or most >= MOST_TRANSIENT_ROUNDS:
+                    return None
+                most, lead = 2 * most, lead + grown  # faster workers are not held back yet
+            done += 1
+            run.advance(done)
+            if progress is not None:
+                progress(done, most)
+            before = recurrence.seen(run.world, done, run.totals)
+            if recurrence.fresh:
+                forget_gap(run.world)
+            if before is not None:
+                period = run.totals() - before
+                if not np.allclose(period.marked_at, period.time, rtol=1e-9, atol=0.0):
+                    # who was waiting as it began had waited for another time than in later periods
+                    before = run.totals()
+                    done += period.rounds
+                    run.advance(done)
+                    period = run.totals() - before
+                for more in (0, 1, 2, 4, _DEPTH):  # rounds until the walk back has room
+                    run.advance(done + more)
+                    cycle = critical_cycle(graph, run.world, period.time)
+                    if cycle:
+                        break
+                break
+    if not cycle and (depth := _power_of_two(4 * period.rounds)) > _DEPTH:
+        with Run(graph, 0, 6, compiled, depth=depth) as run:  # as far back as the cycle may lead
+            run.advance(done + depth)
+            cycle = critical_cycle(graph, run.world, period.time)
+    return measures(graph, period, periodic=True, cycle=cycle)
+
+
+def _power_of_two(at_least: int) -> int:
+    return min(1 << (at_least - 1).bit_length(), _MOST_DEPTH)
+
+
+def _from_one_start(
+    graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
+) -> Measures:
+    with Run(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_FEW) as run:
+        pilot = warm_up(run, rel_ci, 0, progress)
+        series = Series()
+        for before, after in pairwise(pilot.clocks):
+            series.add(after[0] - before[0], after[1] - before[1])
+        done, clock = run.rounds, pilot.clocks[-1]
+        while True:
+            ci = series.ci_fraction()
+            if ci <= rel_ci:
+                break
+            if done >= MOST_ROUNDS:
+                ci = series.last_ci_fraction()
+                break
+            if progress is not None:
+                progress(done, _expected(done, ci / rel_ci, MOST_ROUNDS))
+            for _ in range(series.batch_rounds):
+                done += run.span
+                run.advance(done)
+                after = run.clock()
+                series.add(after[0] - clock[0], after[1] - clock[1])
+                clock = after
+        return measures(
+            graph,
+            run.totals() - pilot.begin,
+            ci_fraction=max(ci, RESOLUTION * rel_ci) + pilot.loss,
+            transient_rounds=pilot.transient_rounds,
+        )
+
+
+def _expected(done: int, wider: float, most: int) -> int:
+    """What will have been done once an interval is narrow that is ``wider`` times too wide."""
+    if wider > 1e3:
+        return min(2 * done, most)
+    return min(max(round(done * wider**2), done + 1), most)
+
+
+def _from_many_starts(
+    graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
+) -> Measures:
+    """Runs from different starts; longer ones where these differ by more than their starts."""
+    longest = MOST_ROUNDS // RUNS_OF_NOISY // 2
+    rounds = 0
+    while True:
+        found, ci = _runs(graph, seed, rel_ci, rounds, progress, compiled)
+        if ci <= rel_ci or not graph.noisy or rounds == longest:
+            break
+        length = sum(one.rounds for one, _ in found) / len(found)
+        more = len(found) / (2 * RUNS_OF_NOISY) * (ci / rel_ci) ** 2
+        rounds = min(round(max(more, 2.0) * length), longest)
+    return measures(
+        graph,
+        _together([one for one, _ in found]),
+        ci_fraction=max(ci, RESOLUTION * rel_ci)
+        + float(np.mean([pilot.loss for _, pilot in found])),
+        runs=len(found),
+        transient_rounds=float(np.mean([pilot.transient_rounds for _, pilot in found])),
+    )
+
+
+def _together(runs: list[Totals]) -> Totals:
+    """The totals of several runs."""
+    found = runs[0]
+    for one in runs[1:]:
+        found = found + one
+    return found
+
+
+def _ci(graph: OpGraph, runs: list[Totals]) -> float:
+    """Half-width of the interval of the mean throughput of runs, as a fraction of it."""
+    rates = [one.iterations_per_s(graph) for one in runs]
+    return ci_fraction(rates, AT_EACH_LOOK) if np.isfinite(rates).all() else 0.0
+
+
+def _runs(
+    graph: OpGraph,
+    seed: int,
+    rel_ci: float,
+    rounds: int,
+    progress: Progress | None,
+    compiled: bool | None,
+) -> tuple[list[tuple[Totals, Pilot]], float]:
+    """Totals of runs of at least so many ``rounds`` after the warm-up, and the interval over them.
+
+    As many as it takes for the interval, fewer where they have to become longer anyway.
+    """
+    found: list[tuple[Totals, Pilot]] = []
+    ci = inf
+    while len(found) < MOST_RUNS and ci > rel_ci:
+        run_seed = _seeds(seed, MOST_RUNS)[len(found)]
+        expected = FEWEST_RUNS * (PILOT_ROUNDS + rounds)
+        with Run(graph, run_seed, expected, compiled, depth=_FEW) as run:
+            pilot = warm_up(run, rel_ci, found[0][1].spans if found else 0, None)
+            begin = pilot.begin
+            if rounds > 0:  # with little jitter the order of workers takes long to mix
+                run.advance(max(run.rounds, begin.rounds + rounds // LATER))
+                begin = run.totals()
+            run.advance(max(run.rounds, begin.rounds + rounds))
+            found.append((run.totals() - begin, pilot))
+        if len(found) >= FEWEST_RUNS:
+            ci = _ci(graph, [one for one, _ in found])
+        if progress is not None:
+            runs = FEWEST_RUNS if ci == inf else _expected(len(found), ci / rel_ci, MOST_RUNS)
+            progress(len(found), max(runs, len(found)))
+        if graph.noisy and len(found) == RUNS_OF_NOISY and ci > 2.0 * rel_ci:
+            break
+    return found, ci
+
+
+def _seeds(seed: int, count: int) -> list[int]:
+    """Seeds of the runs of a job: its own, then ones derived from it."""
+    derived = np.random.SeedSequence(seed).generate_state(count, np.uint64)
+    return [seed, *(int(s) for s in derived[1:])]

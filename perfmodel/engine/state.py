@@ -1,0 +1,191 @@
+"""What can be read off a simulation under way: its state, and what has been counted so far."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import NONE
+from perfmodel.engine import codes
+from perfmodel.engine.measures import Totals
+from perfmodel.engine.world import World, column, starts
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Choice
+
+_F, _I, _L = "f8", "i4", "i8"
+
+
+class State(NamedTuple):
+    """Everything the future depends on, relative to the present: counts, times, bytes."""
+
+    counts: NDArray[np.int64]
+    times: NDArray[np.float64]
+    bytes: NDArray[np.float64]
+
+
+def state(world: World) -> State:
+    """The state of a world. Two equal states of a deterministic graph have equal futures."""
+    now = float(column(world, "state", "now")[0])
+    phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
+    timers = int(column(world, "state", "timers")[0])
+    what, when = np.array(world.timer_what[:timers], _L), np.array(world.timer_time[:timers], _F)
+    order = np.lexsort((when, what))
+    moving, left = in_flight(world)
+    gates = column(world, "gate_edges", "target")
+    target = column(world, "edges", "target")
+    surplus = column(world, "edges", "tokens").copy()
+    plain = target >= 0
+    surplus[plain] -= taken[target[plain]]
+    special = np.flatnonzero(~plain)
+    gate = -1 - target[special]
+    counted = np.isin(column(world, "gate_edges", "kind")[gate], _COUNTING)
+    surplus[special[counted]] -= taken[gates[gate[counted]]]
+    counts = [
+        phase,
+        column(world, "ops", "missing"),
+        surplus,
+        column(world, "slots", "free"),
+        column(world, "probes", "open"),
+        column(world, "specials", "count"),
+        column(world, "specials", "open"),
+        _phases(world, taken),
+        *(column(world, "items", name) for name in ("tokens", "admitted", "loaded")),
+        _turns(world, taken),
+        np.array(world.counter_part),
+        _risen(world),
+        what[order],
+        moving,
+    ]
+    cycles = column(world, "specials", "cycle")
+    cycles = cycles[cycles > 0.0]
+    times = [
+        when[order] - now,
+        now - column(world, "ops", "since")[phase == codes.QUEUED],
+        np.ceil(now / cycles) * cycles - now,
+    ]
+    return State(
+        np.concatenate([np.asarray(values, _L) for values in counts]),
+        np.concatenate(times),
+        np.concatenate([left, column(world, "specials", "left")]),
+    )
+
+
+def _risen(world: World) -> NDArray[Any]:
+    """How far counters have risen since each probe that is open was opened, probe by probe.
+
+    It decides how stale what closes it will be: windows that are open when everything begins are
+    shorter than those of later rounds, in an otherwise equal state.
+    """
+    names = ("counter", "stamp", "room", "next", "open")
+    probe = {name: column(world, "probes", name) for name in names}
+    counting = np.flatnonzero((probe["counter"] >= 0) & (probe["open"] > 0))
+    every = {name: values[counting].astype(_L) for name, values in probe.items()}
+    behind = np.arange(every["open"].sum()) - np.repeat(starts(every["open"])[:-1], every["open"])
+    every = {name: np.repeat(values, every["open"]) for name, values in every.items()}
+    at = every["stamp"] + (every["next"] + behind) % every["room"]
+    risen: NDArray[Any] = np.array(world.counters, _L)[every["counter"]]
+    risen -= np.array(world.stamp_count, _L)[at]
+    return risen
+
+
+def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
+    """Where each op that is not active in every iteration is in its cycle of iterations."""
+    if len(world.specials) == 0:
+        return np.zeros(0, _L)
+    extra = column(world, "ops", "extra")
+    having = np.flatnonzero(extra != NONE)
+    special = column(world, "extras", "special")[extra[having]]
+    having, special = having[special != NONE], special[special != NONE]
+    phases: NDArray[Any] = taken[having] % column(world, "specials", "every")[special]
+    return phases
+
+
+_COUNTING = (codes.DRAIN, codes.TO_QUORUM, codes.FROM_BATCH)
+"""Edges whose tokens are counted from the start, like those of plain edges."""
+
+
+def _turns(world: World, taken: NDArray[Any]) -> NDArray[Any]:
+    """Where the ops that are active every so often are in their turns."""
+    extra = column(world, "ops", "extra")
+    ops = np.flatnonzero(extra >= 0)
+    special = column(world, "extras", "special")[extra[ops]]
+    ops, special = ops[special >= 0], special[special >= 0]
+    turns: NDArray[Any] = taken[ops] % column(world, "specials", "every")[special]
+    return turns
+
+
+def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """The ops that are moving bytes, in order, and how many they have left."""
+    names = ("home", "served", "joined", "weight", "lead", "level", "flow", "count")
+    every = {name: column(world, "routes", name) for name in names}
+    busy = np.flatnonzero(every["count"])
+    behind = every["count"][busy].astype(_L) - 1
+    first = every["flow"][busy] - starts(behind)[:-1]
+    at = np.repeat(first, behind) + np.arange(behind.sum())
+    ops = np.concatenate([every["lead"][busy], np.array(world.flying, _I)[at]])
+    level = np.concatenate([every["level"][busy], np.array(world.levels, _F)[at]])
+    route = np.concatenate([busy, np.repeat(busy, behind)])
+    order = np.argsort(ops)
+    ops, level, route = ops[order], level[order], route[order]
+    routes = {name: values[route] for name, values in every.items()}
+    now = float(column(world, "state", "now")[0])
+    pools = {
+        name: column(world, "pools", name)[routes["home"]] for name in ("service", "at", "rate")
+    }
+    service = pools["service"] + (now - pools["at"]) * pools["rate"]
+    since = np.where(
+        np.array(world.places)[route] >= 0, (service - routes["joined"]) * routes["weight"], 0.0
+    )
+    return ops, level - routes["served"] - since
+
+
+def totals(graph: OpGraph, world: World) -> Totals:
+    """What has been counted so far, with the part of what is under way that is done."""
+    one = {name: column(world, "state", name)[0].item() for name in _COUNTED}
+    phase = column(world, "ops", "phase")
+    running = np.flatnonzero((phase == codes.WORKING) | (phase == codes.MOVING))
+    slot_busy = column(world, "slots", "busy").copy()
+    since = one["now"] - column(world, "ops", "since")[running]
+    holding = np.repeat(running, np.diff(graph.hold_start)[running])
+    if not any(isinstance(rule, Choice) for rule in graph.rules):
+        first = graph.hold_start[running]
+        counts = np.diff(graph.hold_start)[running]
+        at = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(holding))
+        held = np.repeat(since, counts) * graph.hold_units[at]
+        np.add.at(slot_busy, graph.hold_slots[at], held)
+    moving, left = in_flight(world)
+    moved = np.array(world.moved, _F)
+    np.subtract.at(moved, column(world, "ops", "route")[moving], left)
+    return Totals(
+        time=one["now"],
+        rounds=one["slowest"],
+        iterations=column(world, "groups", "iterations").astype(_L),
+        probe_seconds=column(world, "probes", "seconds").copy(),
+        probe_count=column(world, "probes", "count").copy(),
+        slot_busy=slot_busy,
+        moved=moved,
+        walks=one["walks"],
+        raised=one["raised"],
+        gap_seconds=one["gap_seconds"],
+        gap_max=one["gap_max"],
+        **{name: np.array(getattr(world, name)) for name in _TOTALLED},
+    )
+
+
+_COUNTED = ("now", "slowest", "walks", "raised", "gap_seconds", "gap_max")
+_TOTALLED = tuple(
+    (
+        "marked_at marked_busy marked_waits histogram stale_sum stale_count critical critical_count"
+    ).split()
+)
+
+
+def forget_gap(world: World) -> None:
+    """Let the largest gap between groups be the largest from now on."""
+    first = world.state[0]
+    if isinstance(world.state, list):
+        first.gap_max = first.fastest - first.slowest
+    else:
+        first["gap_max"] = first["fastest"] - first["slowest"]

@@ -1,0 +1,130 @@
+"""Why a simulation cannot go on: deadlocks, starvation and faults, in words."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import NONE
+from perfmodel.engine import codes
+from perfmodel.engine.world import World, column
+from perfmodel.graph.op_graph import OpGraph, block_of
+from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
+
+_NAMED = 4
+"""Ops that a message names before it says "and so on"."""
+
+
+def cycle_without_lag(graph: OpGraph) -> list[int]:
+    """Ops that wait for each other within one iteration, in order; empty if there are none."""
+    now = (graph.edge_lag == 0) & ~_optional(graph)
+    source, target = graph.edge_source[now].tolist(), graph.edge_target[now].tolist()
+    missing = np.bincount(target, minlength=graph.n_ops).tolist()
+    after: dict[int, list[int]] = defaultdict(list)
+    for a, b in zip(source, target, strict=True):
+        after[a].append(b)
+    ready = [op for op, count in enumerate(missing) if not count]
+    while ready:
+        for b in after[ready.pop()]:
+            missing[b] -= 1
+            if not missing[b]:
+                ready.append(b)
+    # what still misses something is on a cycle, or behind one
+    before = {b: a for a, b in zip(source, target, strict=True) if missing[a] and missing[b]}
+    if not before:
+        return []
+    path: list[int] = []
+    op = min(before)
+    while op not in path:
+        path.append(op)
+        op = before[op]
+    cycle = path[path.index(op) :][::-1]
+    first = cycle.index(min(cycle))
+    return cycle[first:] + cycle[:first]
+
+
+def _optional(graph: OpGraph) -> NDArray[np.bool_]:
+    """Edges that nothing has to wait for in the same iteration: those into gates of their own."""
+    free = np.zeros(len(graph.edge_lag), np.bool_)
+    for rule in graph.rules:
+        if isinstance(rule, (Every, Batch)):
+            free |= graph.edge_target == rule.op
+        elif isinstance(rule, Mailbox):
+            free |= (graph.edge_target == rule.op) & np.isin(graph.edge_source, rule.sources)
+    return free
+
+
+def finished(graph: OpGraph, world: World, limit: int) -> bool:
+    """Whether every op has run ``limit`` times, apart from those whose gates keep their own count.
+
+    A world that nothing moves in any more is meant.
+    """
+    done = column(world, "ops", "taken") >= limit
+    done &= column(world, "ops", "phase") == codes.IDLE
+    for rule in graph.rules:
+        if isinstance(rule, (Quorum, Every, Batch)):
+            done[rule.op] = True
+    return bool(done.all())
+
+
+def describe_deadlock(graph: OpGraph, world: World) -> str:
+    """Which ops wait, and for what, although nothing moves any more."""
+    now = float(column(world, "state", "now")[0])
+    rounds = int(column(world, "state", "slowest")[0])
+    phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
+    lacking = (column(world, "ops", "missing") > 0) & (phase == codes.IDLE)
+    limit = int(column(world, "state", "limit")[0])
+    behind = taken <= rounds if limit == NONE else taken < limit
+    reasons = []
+    for op in np.flatnonzero(phase == codes.QUEUED).tolist():
+        held = " and ".join(repr(graph.slot_name(int(slot))) for slot in graph.held(op))
+        reasons.append(f"{graph.op_name(op)!r} waits for {held}")
+    for op in np.flatnonzero(lacking & behind).tolist():
+        if len(reasons) > _NAMED:
+            break
+        sources = [repr(graph.op_name(source)) for source in _awaited(graph, world, op)]
+        what = " and ".join(sources[:2]) if sources else "more tokens"
+        reasons.append(f"{graph.op_name(op)!r} waits for {what}")
+    more = int(np.count_nonzero(lacking & behind)) - _NAMED
+    text = "; ".join(reasons[:_NAMED]) + (f"; and {more} more wait" if more > 0 else "")
+    return f"deadlock at {now:g} s after {rounds} iterations: {text}"
+
+
+def describe_starvation(graph: OpGraph, world: World) -> str:
+    """Which group falls further and further behind."""
+    done = column(world, "groups", "iterations")
+    mark = graph.op_name(int(graph.group_mark[np.argmin(done)]))
+    return f"{mark!r} has run {done.min()} times while others ran {done.max()} times: it starves"
+
+
+def _awaited(graph: OpGraph, world: World, op: int) -> list[int]:
+    """The sources of edges into ``op`` that hold no token for its next iteration."""
+    tokens, taken = column(world, "edges", "tokens"), column(world, "ops", "taken")
+    first, last = int(world.into_first[op]), int(world.into_first[op + 1])
+    out = column(world, "ops", "out")
+    edges = [int(world.into[k]) for k in range(first, last)]
+    return [
+        int(np.searchsorted(out, edge, side="right")) - 1
+        for edge in edges
+        if tokens[edge] <= taken[op]
+    ]
+
+
+def describe_fault(graph: OpGraph, world: World, status: int) -> str:
+    """What is wrong with the op or the probe that stopped a simulation."""
+    culprit = int(column(world, "state", "culprit")[0])
+    if status == codes.ENDLESS:
+        return f"op {graph.op_name(culprit)!r} runs again and again without any time passing"
+    if status == codes.CROWDED:
+        return (
+            f"op {graph.op_name(culprit)!r} ends too often at one instant: no room for more timers"
+        )
+    probe = culprit
+    label = repr(block_of(graph.probes, probe).label)
+    opens = repr(graph.op_name(int(graph.probe_open[probe])))
+    closes = repr(graph.op_name(int(graph.probe_close[probe])))
+    if status == codes.UNOPENED:
+        return f"probe {label} is closed by {closes} before it was opened"
+    return f"probe {label} is opened by {opens} again and again before {closes} closes it"

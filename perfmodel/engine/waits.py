@@ -1,0 +1,90 @@
+"""Why a group waits: the causes along the chain that held it up."""
+
+from __future__ import annotations
+
+from perfmodel.engine.codes import (
+    BOUND,
+    CAUSES,
+    NONE,
+    OVERRUN,
+    TO_BATCH,
+    TO_EVERY,
+    TO_MAILBOX,
+    World,
+)
+
+MOST_STEPS = 16
+"""Instances, per op of the graph, that a walk back looks at."""
+
+
+def awaiting(w: World, k: int) -> int:
+    """The op that has to wait for edge ``k`` in its first iteration, NONE if there is none."""
+    edge = w.edges[k]
+    if edge.tokens > 0:
+        return NONE
+    if edge.target >= 0:
+        return int(edge.target)
+    x = w.gate_edges[-1 - edge.target]
+    if x.kind == TO_EVERY or x.kind == TO_MAILBOX or x.kind == TO_BATCH:
+        return NONE
+    return int(x.target)
+
+
+# -- probes ------------------------------------------------------------------------------------
+
+
+def open_wait(w: World, probe: int) -> None:
+    """Begin an interval of a probe."""
+    s, p = w.state[0], w.probes[probe]
+    if p.open == p.room:
+        s.fault, s.culprit = OVERRUN, probe
+        return
+    at = p.stamp + (p.next + p.open) % p.room
+    p.open += 1
+    w.stamp_time[at] = s.now
+    w.stamp_count[at] = w.counters[p.counter] if p.counter >= 0 else 0
+
+
+def walk_critical(w: World, record: int, until: float) -> None:
+    """Follow what let each op start, back to ``until``, and charge the time to the ops."""
+    s = w.state[0]
+    end = s.now
+    s.walks += 1
+    for _ in range(MOST_STEPS * s.n_ops):
+        start = w.history[record].start
+        if start > end:  # overwritten by a later instance: the chain is lost here
+            return
+        op = record // s.depth
+        w.critical[op] += end - max(start, until)
+        w.critical_count[op] += 1.0
+        end = start
+        record = w.history[record].enabler
+        if record == NONE or not end > until:
+            return
+
+
+def attribute_wait(w: World, group: int, until: float, record: int) -> None:
+    """Split the time a group was idle by what the op that starts now had to wait for.
+
+    It was idle from ``until`` to now.
+
+    Back along the last-arriving predecessors: the time a predecessor ran is its own cause,
+    the time it queued for a slot is what held the slot up (the cause of the op itself).
+    """
+    s = w.state[0]
+    end = s.now
+    waits = group * CAUSES
+    cause = w.cause[record // s.depth]
+    for _ in range(MOST_STEPS * s.n_ops):
+        record = w.history[record].last
+        if record == NONE or w.history[record].ready > end:  # a later instance took its place
+            break
+        cause = w.cause[record // s.depth]
+        if cause == BOUND:
+            break
+        ready = w.history[record].ready
+        w.waits[waits + cause] += end - max(ready, until)
+        end = ready
+        if not end > until:
+            return
+    w.waits[waits + cause] += end - until

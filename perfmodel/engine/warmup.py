@@ -1,0 +1,94 @@
+"""The first part of a run: when has it settled, and what of it is to be dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+from perfmodel.engine.leads import possible_loss, settled_after, ties_of
+from perfmodel.engine.measures import Totals
+from perfmodel.engine.run import Clock, Run
+from perfmodel.engine.state import forget_gap
+from perfmodel.engine.steady import warmup_rounds, warmups
+
+MOST_TRANSIENT_ROUNDS = 16384
+"""Rounds of a pilot whose workers still drift apart although something ties them together."""
+
+LAGS = 8
+"""Rounds of a pilot per round of the longest lag, once workers have drifted apart."""
+
+TOLERATED_LOSS = 0.5
+"""Such a drift, as a part of ``rel_ci``, that need not end: the interval covers it."""
+
+PILOT_ROUNDS, MOST_PILOT_ROUNDS = 24, 768
+"""Rounds of a pilot, doubled while the warm-up may fill two thirds of it."""
+
+FEWEST_PILOT_SPANS = 6
+"""Spans of a pilot: a span is a round or, where some ops are active every k-th, so many rounds that
+each of these has been active as often as it is in the long run."""
+
+LEAST_WARMUP = 8
+"""Rounds that are dropped in any case."""
+
+Progress = Callable[[int, int], None]
+
+
+class Pilot(NamedTuple):
+    """The first part of a run: what to drop of it, and what it says about the rest.
+
+    ``begin`` the totals after the warm-up, ``clocks`` the clock at each span since, ``spans`` how
+    many there were in all, ``transient_rounds`` when workers that are tied together had drifted as
+    far apart as they do in the long run, ``loss`` the part of the rate that may be lost once they
+    have, 0 if they have.
+    """
+
+    begin: Totals
+    clocks: list[Clock]
+    spans: int
+    transient_rounds: float
+    loss: float
+
+
+def warm_up(run: Run, rel_ci: float, least_spans: int, progress: Progress | None) -> Pilot:
+    """Run until the warm-up can be told from the rest.
+
+    Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds). It goes on
+    while workers that are tied together still drift apart, and more than a part of ``rel_ci`` may
+    be lost once they are as far apart as they get (leads.possible_loss).
+    """
+    least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
+    spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least, least_spans)
+    most = max(MOST_PILOT_ROUNDS // run.span, 2 * spans)
+    ties = ties_of(run.graph)
+    marks = {0: run.totals()}
+    clocks = [run.clock()]
+    leads = [0.0]
+    while True:
+        for done in range(len(clocks), spans + 1):
+            run.advance(done * run.span)
+            clocks.append(run.clock())
+            if ties.any:
+                leads.append(ties.lead(run.world))
+            if done & (done - 1) == 0:
+                marks[done] = run.totals()
+                forget_gap(run.world)
+            if progress is not None:
+                progress(done, spans)
+        rates = [(b[0] - a[0]) / max(b[1] - a[1], 1e-300) for a, b in pairwise(clocks)]
+        dropped = warmup_rounds(rates, least)
+        reached = settled_after(leads)
+        dropped = max(dropped, least if reached == 0 else 1 << (reached - 1).bit_length())
+        largest = warmups(spans, least)[-1]
+        loss = possible_loss(leads, ties.longest) / run.span if dropped > largest else 0.0
+        enough = LAGS * ties.longest if leads[-1] > 1.0 else 0
+        rounds = spans * run.span
+        if loss > TOLERATED_LOSS * rel_ci or rounds < enough:
+            more = rounds < MOST_TRANSIENT_ROUNDS
+        else:
+            more = dropped == largest and spans < most
+        if not more:
+            break
+        spans *= 2
+    dropped = min(dropped, largest)
+    return Pilot(marks[dropped], clocks[dropped:], spans, reached * run.span, loss)

@@ -1,0 +1,504 @@
+"""Builds an op graph block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.base.arrays import NONE, Floats, Ids, Refs
+from perfmodel.base.errors import InputError, TooLargeError
+from perfmodel.graph.checks import check
+from perfmodel.graph.op_graph import CAUSES, MOST, Axis, Block, Distribution, OpGraph
+from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum, Rule
+
+_most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
+
+
+@contextmanager
+def bounded(most: int) -> Iterator[None]:
+    """Let builders refuse graphs of more than ``most`` ops as soon as they see them coming."""
+    token = _most_ops.set(most)
+    try:
+        yield
+    finally:
+        _most_ops.reset(token)
+
+
+KINDS: tuple[Distribution, ...] = ("lognormal", "gamma")
+
+
+class GraphBuilder:
+    """Collects blocks of ops, edges and resources; :meth:`build` checks and freezes them."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[NDArray[Any]]] = {}
+        self._blocks: dict[str, list[Block]] = {"op": [], "slot": [], "link": [], "probe": []}
+        self._count = dict.fromkeys(("op", "slot", "link", "probe", "counter", "stream"), 0)
+        self._routes = 0
+        self._latency = np.zeros(0)
+        self._rules: list[Rule] = []
+
+    def slots(
+        self,
+        label: str,
+        shape: tuple[int, ...],
+        *,
+        capacity: ArrayLike = 1,
+        place: ArrayLike = NONE,
+        axes: tuple[Axis, ...] = (),
+    ) -> Ids:
+        """Add serial resources of ``capacity`` units, such as threads, or bytes of credit.
+
+        Waiting ops are served by priority, first come first served within one priority, and lower
+        id first among those that come together. Nobody overtakes: an op that needs more units
+        than are free holds up those behind it.
+        """
+        ids = self._new("slot", label, shape, axes)
+        self._add("slot_capacity", np.broadcast_to(np.asarray(capacity, np.int64), shape).ravel())
+        self._add("slot_place", np.broadcast_to(np.asarray(place, np.int64), shape).ravel())
+        return ids
+
+    def links(
+        self,
+        label: str,
+        capacity_bytes_per_s: ArrayLike,
+        *,
+        latency_s: ArrayLike = 0.0,
+        place: ArrayLike = NONE,
+        axes: tuple[Axis, ...] = (),
+    ) -> Ids:
+        """Add links, shared max-min fairly by the transfers on them (bytes/s, one direction).
+
+        A node's processor is a link as well: its capacity is in cores, the work of its ops in
+        core-seconds, and the rate cap of an op is the threads it has.
+        """
+        capacity = np.atleast_1d(np.asarray(capacity_bytes_per_s, np.float64))
+        ids = self._new("link", label, capacity.shape, axes)
+        self._add("link_capacity_bytes_per_s", capacity.ravel())
+        self._add("link_place", np.broadcast_to(np.asarray(place, np.int64), ids.shape).ravel())
+        latency = np.broadcast_to(np.asarray(latency_s, np.float64), ids.shape).ravel()
+        self._latency = np.concatenate([self._latency, latency])
+        return ids
+
+    def streams(
+        self, shape: tuple[int, ...], *, cv: float = 0.0, kind: Distribution = "lognormal"
+    ) -> Ids:
+        """Add streams of random numbers, one for each iteration, independent of each other.
+
+        As ``noise`` of an op a stream gives factors of mean 1 and coefficient of variation ``cv``
+        for its seconds and bytes; ops that share a stream share the factor of an iteration. As
+        ``draw`` it decides on activity and choice.
+        """
+        first = self._count["stream"]
+        size = math.prod(shape)
+        self._count["stream"] = first + size
+        self._add("stream_cv", np.full(size, cv))
+        self._add("stream_kind", np.full(size, KINDS.index(kind), np.int32))
+        return np.arange(first, first + size, dtype=np.int64).reshape(shape)
+
+    def ops(
+        self,
+        label: str,
+        shape: tuple[int, ...],
+        *,
+        seconds: ArrayLike = 0.0,
+        bytes: ArrayLike = 0.0,
+        path: ArrayLike | None = None,
+        path_units: ArrayLike = 1.0,
+        latency_s: ArrayLike = 0.0,
+        rate_cap_bytes_per_s: ArrayLike = math.inf,
+        weight: ArrayLike = 1.0,
+        slot: ArrayLike = NONE,
+        slots: ArrayLike | None = None,
+        units: ArrayLike = 1,
+        priority: ArrayLike = 0,
+        noise: ArrayLike = NONE,
+        group: ArrayLike = NONE,
+        cause: str = "network",
+        axes: tuple[Axis, ...] = (),
+    ) -> Ids:
+        """Add a block of ops and return their ids, in ``shape``.
+
+        Every argument broadcasts against ``shape``. ``path`` has one more axis, over the links of
+        the path, filled up with NONE; ``path_units`` broadcasts against it and says how much of
+        each link a unit of rate takes. ``slots`` has one more axis as well, for ops that hold
+        several slots; ``units`` broadcasts against it. An op with bytes but neither link nor rate
+        cap moves them in no time. The latencies of the links on the path add to ``latency_s``.
+        """
+        ids = self._new("op", label, shape, axes)
+
+        def column(name: str, value: ArrayLike, kind: Any) -> None:
+            self._add(name, np.broadcast_to(np.asarray(value, kind), shape).ravel())
+
+        route, path_latency_s = self._route(
+            label, shape, path, path_units, rate_cap_bytes_per_s, weight
+        )
+        column("op_route", route, np.int32)
+        column("op_seconds", seconds, np.float64)
+        column("op_bytes", bytes, np.float64)
+        column("op_latency_s", np.asarray(latency_s, np.float64) + path_latency_s, np.float64)
+        column("op_stream", noise, np.int32)
+        column("op_priority", priority, np.int32)
+        column("op_group", group, np.int32)
+        column("op_cause", CAUSES.index(cause), np.int8)
+        held = np.asarray(slot)[..., None] if slots is None else np.asarray(slots)
+        width = held.shape[-1]
+        held = np.broadcast_to(held, (*shape, width)).reshape(ids.size, width)
+        used = held != NONE
+        several = np.asarray(units) if slots is not None else np.asarray(units)[..., None]
+        self._add("hold_count", used.sum(axis=1, dtype=np.int32) if width > 1 else used[:, 0])
+        self._add("hold_slots", held[used])
+        self._add(
+            "hold_units",
+            np.broadcast_to(several, (*shape, width)).reshape(ids.size, width)[used],
+        )
+        return ids
+
+    def _route(
+        self,
+        label: str,
+        shape: tuple[int, ...],
+        path: ArrayLike | None,
+        units: ArrayLike,
+        cap: ArrayLike,
+        weight: ArrayLike,
+    ) -> tuple[Ids, Floats]:
+        """Ids of the routes, one for each different path, cap and weight, and their latency (s).
+
+        Both broadcast against ``shape``.
+        """
+        caps, weights = np.asarray(cap, np.float64), np.asarray(weight, np.float64)
+        if path is None and not np.isfinite(caps).any():
+            return np.asarray(NONE), np.zeros(())
+        links = np.asarray(NONE if path is None else path, np.int64)
+        links = links.reshape(1) if links.ndim == 0 else links
+        width = links.shape[-1]
+        parts = np.broadcast_shapes(links.shape[:-1], caps.shape, weights.shape)
+        parts = np.broadcast_shapes(parts, np.shape(units)[:-1])
+        links = np.broadcast_to(links, (*parts, width)).reshape(-1, width)
+        amounts = np.broadcast_to(np.asarray(units, np.float64), (*parts, width)).reshape(-1, width)
+        caps = np.broadcast_to(caps, parts).ravel()
+        weights = np.broadcast_to(weights, parts).ravel()
+        ordered = np.sort(links, axis=1)
+        if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != NONE)).any():
+            raise InputError(f"{label!r}: a path takes the same link twice")
+        for name, values in (("rate cap", caps), ("weight", weights), ("path units", amounts)):
+            if not (values > 0.0).all():
+                raise InputError(f"{label!r}: {name} must be positive")
+        kinds, first = _alike([*links.T, *amounts.T, caps, weights])
+        links, amounts = links[first], amounts[first]
+        used = links != NONE
+        self._add("route_length", used.sum(axis=1))
+        self._add("route_links", links[used])
+        self._add("route_units", amounts[used])
+        self._add("route_cap_bytes_per_s", caps[first])
+        self._add("route_weight", weights[first])
+        latency = np.where(used, self._latency[links] if len(self._latency) else 0.0, 0.0)
+        ids = (kinds + self._routes).reshape(parts)
+        self._routes += len(first)
+        return ids, latency.sum(axis=1)[kinds].reshape(parts)
+
+    def edge(self, source: ArrayLike, target: ArrayLike, lag: int = 0) -> None:
+        """Make iteration i of ``target`` wait for iteration i-lag of ``source`` (broadcast)."""
+        sources, targets = np.broadcast_arrays(source, target)
+        self._add("edge_source", sources.ravel())
+        self._add("edge_target", targets.ravel())
+        self._add("edge_lag", np.full(sources.size, lag, np.int32))
+
+    def chain(self, ops: Ids) -> None:
+        """Let the ops along the last axis follow each other."""
+        self.edge(ops[..., :-1], ops[..., 1:])
+
+    def stagger(self, ops: Ids, within_s: ArrayLike) -> None:
+        """Hold back the first instance of each op by a random part of ``within_s`` seconds."""
+        self._add("stagger_ops", ops.ravel())
+        self._add("stagger_s", np.broadcast_to(np.asarray(within_s, np.float64), ops.shape).ravel())
+
+    def active(
+        self,
+        ops: Ids,
+        *,
+        every: int = 1,
+        phase: int = 0,
+        probability: float = 1.0,
+        draw: ArrayLike = NONE,
+        chosen: ArrayLike = 0,
+        among: int = 0,
+    ) -> None:
+        """Let ``ops`` work every ``every``-th iteration only, or by chance.
+
+        In other iterations they take no time and no slot, raise no counter, put nothing into a
+        mailbox, and pass on their other tokens. By chance means with a probability and, with
+        ``among``, where an op that chooses among so many by the same stream takes alternative
+        ``chosen``. Ops that are active together share a stream; ``draw`` and ``chosen`` broadcast
+        against ``ops``.
+
+        Raises
+        ------
+        InputError : a probability outside 0 to 1, or nothing to draw from where chance decides.
+        """
+        streams = np.broadcast_to(np.asarray(draw, np.int64), ops.shape).ravel()
+        which = np.broadcast_to(np.asarray(chosen, np.int64), ops.shape).ravel()
+        if not 0.0 <= probability <= 1.0:
+            raise InputError(f"probability must be between 0 and 1, got {probability:g}")
+        if (probability < 1.0 or among > 0) and (streams == NONE).any():
+            raise InputError("a probability needs a stream to draw from")
+        if among > 0 and not ((which >= 0) & (which < among)).all():
+            raise InputError(f"chosen must be from 0 to {among - 1}")
+        if every < 1 or not 0 <= phase < every:
+            raise InputError(f"phase must be from 0 to every - 1, got {phase} of {every}")
+        self._rules.append(Activity(ops.ravel(), every, phase, probability, streams, which, among))
+
+    def choose(
+        self,
+        ops: Ids,
+        *,
+        draw: ArrayLike,
+        paths: ArrayLike | None = None,
+        slots: ArrayLike | None = None,
+        latency_s: ArrayLike = 0.0,
+    ) -> None:
+        """Let each of ``ops`` (ops,) take a path and a slot by chance, afresh in each iteration.
+
+        ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives) and ``latency_s``
+        broadcast. What is given replaces what the op had. Ops that share a stream take the
+        alternative of the same number.
+        """
+        flat = ops.ravel()
+        several = np.asarray(NONE if paths is None else paths, np.int64)
+        held = np.asarray(NONE if slots is None else slots, np.int64)
+        count = max(
+            several.shape[-2] if several.ndim > 1 else 1, held.shape[-1] if held.ndim else 1
+        )
+        shape = (flat.size, count)
+        route, path_latency_s = self._route("choice", shape, several, 1.0, math.inf, 1.0)
+        self._rules.append(
+            Choice(
+                flat,
+                np.broadcast_to(np.asarray(draw, np.int64), ops.shape).ravel(),
+                np.broadcast_to(route, shape) if paths is not None else None,
+                np.broadcast_to(held, shape) if slots is not None else None,
+                np.broadcast_to(np.asarray(latency_s, np.float64) + path_latency_s, shape),
+            )
+        )
+
+    def quantum(self, ops: Ids, bytes: float) -> None:
+        """Send ``ops`` in pieces: after each, the op goes to the back of its slots' queues.
+
+        Several messages on one connection then take turns. As the quantum shrinks they share it
+        equally; without any slot each of them would be a transfer of its own.
+        """
+        if not bytes > 0.0:
+            raise InputError(f"a quantum must be positive, got {bytes:g}")
+        self._rules.append(Quantum(ops.ravel(), bytes))
+
+    def quorum(self, op: int, count: int) -> None:
+        """Let ``op`` fire with the ``count``-th token of an iteration, for backup workers."""
+        self._rules.append(Quorum(int(op), _at_least_one("quorum", count)))
+
+    def every(self, op: int, count: int) -> None:
+        """Let ``op`` fire once per ``count`` tokens from any source."""
+        self._rules.append(Every(int(op), _at_least_one("every", count)))
+
+    def mailbox(self, op: int, sources: ArrayLike, per_token_s: float = 0.0) -> None:
+        """Let ``op`` take whatever ``sources`` have sent by the time it starts (gossip)."""
+        flat = np.asarray(sources, np.int64).ravel()
+        self.edge(flat, int(op))
+        self._rules.append(Mailbox(int(op), flat, per_token_s))
+
+    def batch(
+        self,
+        op: int,
+        sources: Ids,
+        targets: Ids,
+        bytes: ArrayLike,
+        *,
+        cycle_s: float,
+        cap_bytes: float = math.inf,
+    ) -> None:
+        """Let ``op`` carry items together, as tensor fusion does; see :class:`Batch`."""
+        sizes = np.broadcast_to(np.asarray(bytes, np.float64), sources.shape).ravel()
+        if not cycle_s > 0.0:
+            raise InputError(f"a cycle must be positive, got {cycle_s:g}")
+        self.edge(sources, int(op))
+        self.edge(int(op), targets)
+        self._rules.append(
+            Batch(int(op), sources.ravel(), targets.ravel(), sizes, cycle_s, cap_bytes)
+        )
+
+    def counters(self, ops: Ids, *, every: int = 1) -> Ids:
+        """Add a counter for each index along the last axis, raised as any of its ops ends.
+
+        ``ops`` has shape (..., counters); returns the counter ids, shape (counters,). With
+        ``every`` it takes so many ends for a counter to rise by one, as where gradients of several
+        workers make one update (n-softsync).
+        """
+        ids = self._count["counter"] + np.arange(ops.shape[-1])
+        self._count["counter"] += ops.shape[-1]
+        self._add("counter_ops", ops.ravel())
+        self._add("counter_ids", np.broadcast_to(ids, ops.shape).ravel())
+        self._add("counter_every", np.full(ids.size, _at_least_one("counters", every)))
+        return ids
+
+    def probe(
+        self,
+        label: str,
+        opens: ArrayLike,
+        closes: ArrayLike,
+        *,
+        at_ready: bool = False,
+        lag: int = 0,
+        counter: ArrayLike = NONE,
+        group: ArrayLike = NONE,
+    ) -> None:
+        """Measure from iteration i-lag of ``opens`` to the end of iteration i of ``closes``.
+
+        When one op both closes and opens, or raises the counter, the order is: close, raise, open.
+        """
+        arrays = np.broadcast_arrays(opens, closes, counter, group)
+        self._new("probe", label, arrays[0].shape, ())
+        for name, array in zip(
+            ("probe_open", "probe_close", "probe_counter", "probe_group"), arrays, strict=True
+        ):
+            self._add(name, array.ravel())
+        self._add("probe_lag", np.full(arrays[0].size, lag, np.int32))
+        self._add("probe_at_ready", np.full(arrays[0].size, at_ready, np.bool_))
+
+    def build(self, *, device: Ids, mark: Ids, count: ArrayLike = 1) -> OpGraph:
+        """Check and freeze the graph.
+
+        Parameters
+        ----------
+        device : (groups,) the slot whose idle time is each group's idleness.
+        mark : (groups,) the op that ends each group's iteration, the last on its device.
+        count : (groups,) how many workers each group stands for.
+
+        Raises
+        ------
+        InputError : an op with negative or non-finite work, a negative lag, no capacity.
+        """
+        stagger = np.zeros(self._count["op"])
+        stagger[self._take("stagger_ops", np.int64)] = self._take("stagger_s", np.float64)
+        columns: dict[str, Any] = {
+            name: self._take(name, kind) for kind, names in _COLUMNS.items() for name in names
+        }
+        marks = np.asarray(mark, np.int64).ravel()
+        graph = OpGraph(
+            **columns,
+            op_stagger_s=stagger,
+            hold_start=_starts(self._take("hold_count", np.int32)),
+            route_start=_starts(self._take("route_length", np.int32)),
+            group_device=np.asarray(device, np.int64).ravel(),
+            group_mark=marks,
+            group_count=np.broadcast_to(np.asarray(count, np.int64), marks.shape),
+            rules=tuple(self._rules),
+            ops=tuple(self._blocks["op"]),
+            slots=tuple(self._blocks["slot"]),
+            links=tuple(self._blocks["link"]),
+            probes=tuple(self._blocks["probe"]),
+        )
+        self._columns.clear()
+        check(graph)
+        for value in msgspec.structs.astuple(graph):
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+        return graph
+
+    def _new(self, kind: str, label: str, shape: tuple[int, ...], axes: tuple[Axis, ...]) -> Ids:
+        first = self._count[kind]
+        size = math.prod(shape)
+        most = min(MOST, _most_ops.get()) if kind == "op" else MOST
+        if first + size > most:
+            raise TooLargeError(
+                f"the job is too large to simulate: {first + size} {kind}s with {label!r}, "
+                f"at most {most}"
+            )
+        self._count[kind] = first + size
+        self._blocks[kind].append(Block(label, first, shape, axes))
+        return np.arange(first, first + size, dtype=np.int64).reshape(shape)
+
+    def _add(self, column: str, values: NDArray[Any]) -> None:
+        self._columns.setdefault(column, []).append(values)
+
+    def _take(self, column: str, kind: Any) -> NDArray[Any]:
+        parts = self._columns.pop(column, None)
+        return np.concatenate(parts, dtype=kind, casting="unsafe") if parts else np.zeros(0, kind)
+
+
+_COLUMNS: dict[Any, tuple[str, ...]] = {
+    np.float64: (
+        "op_seconds",
+        "op_bytes",
+        "op_latency_s",
+        "route_units",
+        "route_cap_bytes_per_s",
+        "route_weight",
+        "link_capacity_bytes_per_s",
+        "stream_cv",
+    ),
+    np.int64: ("hold_units", "slot_capacity", "slot_place", "link_place", "counter_every"),
+    np.int32: (
+        "op_route",
+        "op_stream",
+        "op_priority",
+        "op_group",
+        "hold_slots",
+        "route_links",
+        "edge_source",
+        "edge_target",
+        "edge_lag",
+        "stream_kind",
+        "probe_open",
+        "probe_close",
+        "probe_lag",
+        "probe_counter",
+        "probe_group",
+        "counter_ops",
+        "counter_ids",
+    ),
+    np.int8: ("op_cause",),
+    np.bool_: ("probe_at_ready",),
+}
+
+
+def _starts(counts: NDArray[Any]) -> Refs:
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+def _alike(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
+    """Number of the kind of each row, (rows,), and the first row of each kind, (kinds,)."""
+    kind = np.zeros(len(columns[0]), np.int64)
+    for values in columns:
+        if len(values) and (values != values[0]).any():
+            codes, _ = _numbered(values)
+            kind, _ = _numbered(kind * (codes.max() + 1) + codes)
+    return _numbered(kind)
+
+
+def _numbered(values: NDArray[Any]) -> tuple[Ids, Ids]:
+    """Rank of each value among the different ones, and where each of those comes first.
+
+    As np.unique has it, which imports much that is not needed here.
+    """
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    new = np.ones(len(values), np.bool_)
+    new[1:] = ranked[1:] != ranked[:-1]
+    rank = np.empty(len(values), np.int64)
+    rank[order] = np.cumsum(new) - 1
+    return rank, order[new]
+
+
+def _at_least_one(what: str, count: int) -> int:
+    if count < 1:
+        raise InputError(f"{what}: count must be at least 1, got {count}")
+    return count

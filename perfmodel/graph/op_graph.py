@@ -1,0 +1,242 @@
+"""The one idea: a training job as a small cyclic graph of operations over contended resources.
+
+An **op** runs once per iteration. It may hold **slots** (units of serial resources: a device, a
+connection, a server's threads), it takes seconds, and it moves bytes along a **path** of **links**
+that it shares with other transfers. An **edge** with lag k makes iteration i of its target wait for
+iteration i-k of its source. Two instances of one op never overlap. What does not fit this has a
+name of its own: activity, choice, quantum, and the gates quorum, every, mailbox and batch.
+
+The graph knows nothing about neural networks and nothing about simulated time. It is stored in
+arrays: a :class:`GraphBuilder` takes whole blocks of ops (workers x layers, say) as NumPy arrays
+and hands back their ids in the same shape, so that edges are written by slicing and broadcasting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import NONE, Floats, Ids, Refs
+from perfmodel.graph.rules import Activity, Choice, Rule
+
+Axis = tuple[str, Sequence[str] | None]
+
+MOST = 50_000_000
+"""Ops, slots, links or probes of one graph; more would not fit into memory."""
+
+LONGEST = 1e15
+"""Largest time (s), and a thousandth of the largest size (bytes), that an op may have: beyond it
+small times would vanish in rounding, and the clock would stand still."""
+
+MOST_PRIORITY, MOST_HELD, MOST_UNITS = 32767, 127, 2**31 - 1
+"""Largest priority, slots of one op, and units of one slot: as the engine stores them."""
+
+CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
+"""What one may wait for. Every op and slot names the cause it is to those who wait for it."""
+
+Distribution = Literal["lognormal", "gamma"]
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Ids handed out together: ``label``, first id, shape, and the names along each axis."""
+
+    label: str
+    first: int
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+
+    @property
+    def size(self) -> int:
+        """How many ids the block holds."""
+        return math.prod(self.shape)
+
+    def name(self, identity: int) -> str:
+        """Readable name of one of the block's ids, such as ``push worker 3, fc``."""
+        index = np.unravel_index(identity - self.first, self.shape) if self.shape else ()
+        if not self.axes:
+            where = ", ".join(str(int(position)) for position in index)
+            return f"{self.label}[{where}]" if self.size > 1 else self.label
+        parts = []
+        for position, (axis, names) in zip(index, self.axes, strict=True):
+            parts.append(names[int(position)] if names is not None else f"{axis} {position}")
+        return f"{self.label} {', '.join(parts)}"
+
+
+def _name(blocks: Sequence[Block], identity: int) -> str:
+    return block_of(blocks, identity).name(identity)
+
+
+def block_of(blocks: Sequence[Block], identity: int) -> Block:
+    """The block that holds an id."""
+    return next(b for b in blocks if b.first <= identity < b.first + b.size)
+
+
+class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True):
+    """A job's ops, edges and resources, in arrays (all read-only).
+
+    Shapes: ``op_*`` (ops,); ``edge_*`` (edges,) in the order they were added; ``hold_start``
+    (ops+1,) into ``hold_slots`` and ``hold_units``; ``route_*`` (routes,), ``route_start``
+    (routes+1,) into ``route_links`` and ``route_units``; ``slot_*`` (slots,); ``link_*`` (links,);
+    ``stream_*`` (streams,); ``probe_*`` (probes,); ``group_*`` (groups,). A *group* is whoever
+    iterates: one worker, or ``group_count`` workers that are alike in everything.
+
+    Attributes
+    ----------
+    op_seconds : time an op takes besides moving bytes (s); it holds its slots.
+    op_bytes : bytes an op moves along its route after that; 0 for none.
+    op_latency_s : delay between an op's end, which frees its slots, and its successors' start.
+    op_stream : stream of the random factor of ``op_seconds`` and ``op_bytes``.
+    op_priority : who of those waiting for a slot goes first: the lowest, then the first to come.
+    op_cause : index into CAUSES.
+    op_stagger_s : the first instance is held back by a random part of this (s); the parts of the
+        groups are spread evenly over [0, 1).
+    hold_units : how much of the slot's capacity the op takes.
+    route_units : how much of the link's capacity one unit of rate takes.
+    route_cap_bytes_per_s, route_weight : limit of one transfer's rate; its part in sharing.
+    stream_cv, stream_kind : coefficient of variation and distribution (index into KINDS).
+    probe_open, probe_close : ops; the probe runs from iteration i-lag of the open op (its end, or
+        when it became ready, as ``probe_at_ready`` says) to the end of iteration i of the close op.
+    probe_counter : index of the counter that the close op raises, or NONE; the rise of the
+        counter while the probe runs is a staleness.
+    counter_ops, counter_ids : ops and the counters that rise as they end; a counter rises once for
+        ``counter_every`` of its ops.
+    group_device : slot whose idle time is the group's idleness.
+    group_mark : op that ends the group's iteration.
+    """
+
+    op_seconds: Floats
+    op_bytes: Floats
+    op_latency_s: Floats
+    op_route: Refs
+    op_stream: Refs
+    op_priority: Refs
+    op_group: Refs
+    op_cause: NDArray[np.int8]
+    op_stagger_s: Floats
+    hold_start: Refs
+    hold_slots: Refs
+    hold_units: Ids
+    route_start: Refs
+    route_links: Refs
+    route_units: Floats
+    route_cap_bytes_per_s: Floats
+    route_weight: Floats
+    edge_source: Refs
+    edge_target: Refs
+    edge_lag: Refs
+    slot_capacity: Ids
+    slot_place: Ids
+    link_capacity_bytes_per_s: Floats
+    link_place: Ids
+    stream_cv: Floats
+    stream_kind: Refs
+    probe_open: Refs
+    probe_close: Refs
+    probe_at_ready: NDArray[np.bool_]
+    probe_lag: Refs
+    probe_counter: Refs
+    probe_group: Refs
+    counter_ops: Refs
+    counter_ids: Refs
+    counter_every: Ids
+    group_device: Ids
+    group_mark: Ids
+    group_count: Ids
+    rules: tuple[Rule, ...]
+    ops: tuple[Block, ...]
+    slots: tuple[Block, ...]
+    links: tuple[Block, ...]
+    probes: tuple[Block, ...]
+
+    @property
+    def n_ops(self) -> int:
+        """How many ops one iteration has."""
+        return len(self.op_seconds)
+
+    @property
+    def n_groups(self) -> int:
+        """How many groups (workers) iterate."""
+        return len(self.group_mark)
+
+    @property
+    def random(self) -> bool:
+        """Whether the seed matters."""
+        return self.staggered or self.noisy
+
+    @property
+    def noisy(self) -> bool:
+        """Whether chance decides anything after the start."""
+        return (
+            bool(np.any(self.stream_cv > 0.0))
+            or any(isinstance(rule, Choice) for rule in self.rules)
+            or any(isinstance(r, Activity) and r.drawn for r in self.rules)
+        )
+
+    @property
+    def staggered(self) -> bool:
+        """Whether groups start at random times."""
+        return bool(np.any(self.op_stagger_s > 0.0))
+
+    def op_name(self, op: int) -> str:
+        """Readable name of an op."""
+        return _name(self.ops, op)
+
+    def slot_name(self, slot: int) -> str:
+        """Readable name of a slot."""
+        return _name(self.slots, slot)
+
+    def link_name(self, link: int) -> str:
+        """Readable name of a link."""
+        return _name(self.links, link)
+
+    def path(self, op: int) -> Refs:
+        """The links an op's bytes take."""
+        route = self.op_route[op]
+        if route == NONE:
+            return self.route_links[:0]
+        return self.route_links[self.route_start[route] : self.route_start[route + 1]]
+
+    def path_units(self, op: int) -> Floats:
+        """How much of each of these links' capacity a unit of the op's rate takes."""
+        route = self.op_route[op]
+        if route == NONE:
+            return self.route_units[:0]
+        return self.route_units[self.route_start[route] : self.route_start[route + 1]]
+
+    def held(self, op: int) -> Refs:
+        """The slots an op holds."""
+        return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]
+
+    def rate_cap_bytes_per_s(self, op: int) -> float:
+        """The most an op's transfer may get, however empty its links are."""
+        route = self.op_route[op]
+        return math.inf if route == NONE else float(self.route_cap_bytes_per_s[route])
+
+    def bytes_by_link(self) -> Floats:
+        """Bytes over each link in one iteration of every op, shape (links,).
+
+        Of ops that are active in some iterations, or choose a route, the mean.
+        """
+        moved = self.op_bytes.copy()
+        routes = np.zeros(len(self.route_weight))
+        for rule in self.rules:
+            if isinstance(rule, Activity):
+                moved[rule.ops] *= rule.probability / (rule.every * max(rule.among, 1))
+        for rule in self.rules:
+            if isinstance(rule, Choice) and rule.routes is not None:
+                taken = rule.routes != NONE
+                each = (moved[rule.ops] / rule.routes.shape[1])[:, None] * taken
+                np.add.at(routes, rule.routes[taken], each[taken])
+                moved[rule.ops] = 0.0
+        used = self.op_route != NONE
+        np.add.at(routes, self.op_route[used], moved[used])
+        total = np.zeros(len(self.link_capacity_bytes_per_s))
+        np.add.at(
+            total, self.route_links, np.repeat(routes, np.diff(self.route_start)) * self.route_units
+        )
+        return total

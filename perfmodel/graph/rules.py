@@ -1,0 +1,97 @@
+"""What operations may do beyond fixed edges: draws, gates, mailboxes and batches."""
+
+from __future__ import annotations
+
+import msgspec
+
+from perfmodel.base.arrays import Floats, Ids
+
+
+class Activity(msgspec.Struct, frozen=True, eq=False):
+    """Iterations in which ops (ids, any shape) are active; in the others they pass on their tokens.
+
+    Active is iteration i with i % every == phase, if the draw u of (seed, ``draw``, i) has
+    u < probability and, where ``among`` is above 0, a choice among so many by that draw would be
+    number ``chosen`` (ops,). ``draw`` is a stream for each op, NONE where nothing is drawn.
+    """
+
+    ops: Ids
+    every: int
+    phase: int
+    probability: float
+    draw: Ids
+    chosen: Ids
+    among: int
+
+    @property
+    def drawn(self) -> bool:
+        """Whether chance decides."""
+        return self.probability < 1.0 or self.among > 1
+
+
+class Choice(msgspec.Struct, frozen=True, eq=False):
+    """Ops (ops,) that take one of several routes and slots, by the draw of (seed, draw, i).
+
+    ``routes``, ``slots`` (ops, alternatives); a slot may be NONE. Ops that share a stream choose
+    the alternative of the same number. An op keeps its own route or slots where it is not given a
+    choice of them.
+    """
+
+    ops: Ids
+    draw: Ids
+    routes: Ids | None
+    slots: Ids | None
+    latency_s: Floats
+
+
+class Quantum(msgspec.Struct, frozen=True, eq=False):
+    """Ops that go to the back of their slots' queues whenever they have moved ``bytes``."""
+
+    ops: Ids
+    bytes: float
+
+
+class Quorum(msgspec.Struct, frozen=True, eq=False):
+    """``op`` fires with the ``count``-th token for an iteration; later ones are absorbed.
+
+    Who waits for the op takes all the tokens it finds, and is thereby in the iteration of the last.
+    """
+
+    op: int
+    count: int
+
+
+class Every(msgspec.Struct, frozen=True, eq=False):
+    """``op`` fires once for every ``count`` tokens, whoever they come from."""
+
+    op: int
+    count: int
+
+
+class Mailbox(msgspec.Struct, frozen=True, eq=False):
+    """``op`` takes all tokens from ``sources`` that are there when it starts, and waits for none.
+
+    Each lengthens it by ``per_token_s``.
+    """
+
+    op: int
+    sources: Ids
+    per_token_s: float
+
+
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """``op`` moves together what is ready at a tick, up to ``cap_bytes`` at a time.
+
+    Ticks are the multiples of ``cycle_s``. ``sources``, ``targets``, ``bytes`` (items,): an item
+    is ready with a token from its source, and its target gets a token once it has been moved.
+    """
+
+    op: int
+    sources: Ids
+    targets: Ids
+    bytes: Floats
+    cycle_s: float
+    cap_bytes: float
+
+
+Rule = Activity | Choice | Quantum | Quorum | Every | Mailbox | Batch

@@ -1,0 +1,1 @@
+"""What a prediction is made from: profiles, devices, workloads, clusters and jobs."""

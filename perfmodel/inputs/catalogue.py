@@ -1,0 +1,182 @@
+"""Profiles that come with the package: models, devices, clusters; and workloads made of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.provenance import Assumption
+from perfmodel.inputs import cluster as clusters_
+from perfmodel.inputs import device as devices_
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.device import Device, roofline_s
+from perfmodel.inputs.device_transfer import estimate
+from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
+from perfmodel.inputs.workload import Workload, resolve
+
+DEFAULT_CLUSTER = "ethernet-10g"
+
+
+def folder() -> Path:
+    """Where the shipped profiles lie: inside the installed package, or beside it in a checkout.
+
+    Raises
+    ------
+    InputError : neither place exists.
+    """
+    here = Path(__file__).parents[1]
+    for place in (here / "_profiles", here.parent / "profiles"):
+        if place.is_dir():
+            return place
+    raise InputError("the shipped profiles are missing: reinstall perfmodel")
+
+
+def model_names() -> list[str]:
+    """Names of the shipped models."""
+    return _names("models", ".json")
+
+
+def device_names() -> list[str]:
+    """Names of the shipped devices."""
+    return _names("devices", ".toml")
+
+
+def cluster_names() -> list[str]:
+    """Names of the shipped clusters."""
+    return _names("clusters", ".toml")
+
+
+def model(name: str) -> Profile:
+    """The shipped profile of a model.
+
+    Raises
+    ------
+    InputError : no such model.
+    """
+    return files.read(_file("model", name, "models", ".json"), Profile, SCHEMA)
+
+
+def device(name: str) -> Device:
+    """A shipped device.
+
+    Raises
+    ------
+    InputError : no such device.
+    """
+    return files.read(_file("device", name, "devices", ".toml"), Device, devices_.SCHEMA)
+
+
+def default_cluster_of(device_name: str) -> str | None:
+    """The cluster that the file of a shipped device names as its default; None if none does."""
+    if device_name not in device_names():
+        return None
+    return device(device_name).default_cluster
+
+
+def cluster(name: str) -> Cluster:
+    """A shipped cluster.
+
+    Raises
+    ------
+    InputError : no such cluster.
+    """
+    return files.read(_file("cluster", name, "clusters", ".toml"), Cluster, clusters_.SCHEMA)
+
+
+def profile(name_or_path: str | Path) -> Profile:
+    """The shipped model of that name, or the workload file at that path."""
+    if isinstance(name_or_path, Path) or files.looks_like_path(name_or_path):
+        return read_profile(name_or_path)
+    return model(name_or_path)
+
+
+def cluster_or_file(name_or_path: str | Path) -> Cluster:
+    """The shipped cluster of that name, or the cluster file at that path."""
+    if isinstance(name_or_path, Path) or files.looks_like_path(name_or_path):
+        return clusters_.read_cluster(name_or_path)
+    return cluster(name_or_path)
+
+
+def workload(
+    profile: Profile,
+    *,
+    device_name: str | None = None,
+    precision: str | None = None,
+    batch_size: int | None = None,
+) -> Workload:
+    """A profile's workload on a device: measured, or estimated in the best way there is.
+
+    In this order: per-layer times of that device; a published throughput of that device, shared
+    among the layers by their roofline times; or :func:`perfmodel.inputs.device_transfer.estimate`.
+
+    Raises
+    ------
+    InputError : the device is neither in the profile nor in the catalogue, or nothing is known by
+        which to estimate the profile's times on it.
+    """
+    if device_name is None or device_name in profile.devices:
+        timings = timings_on(profile, device_name, precision)
+        shares = None
+        if not timings[0].per_layer and profile.layers:
+            shares = _shares(profile, timings[0])
+        notes = []
+        if device_name is None:
+            notes = [Assumption("device", timings[0].device, "", "default of the profile")]
+        if precision is None and len({t.precision for t in profile.timings}) > 1:
+            why = f"first of the profile for {timings[0].device}"
+            notes.append(Assumption("precision", timings[0].precision, "", why))
+        return resolve(
+            profile, timings, batch_size=batch_size, layer_shares=shares, assumptions=notes
+        )
+    known = device_names()
+    if device_name not in known:
+        raise unknown_name("device", device_name, {*known, *profile.devices})
+    devices, models = _everything()
+    others = [one for one in models if one.name != profile.name]
+    return estimate(
+        profile, device_name, precision or "float32", batch_size, devices=devices, others=others
+    )
+
+
+@functools.cache
+def _everything() -> tuple[dict[str, Device], list[Profile]]:
+    """All shipped devices by name, and all shipped models."""
+    devices = {name: device(name) for name in device_names()}
+    return devices, [model(name) for name in model_names()]
+
+
+def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
+    """Roofline seconds of each layer on the timing's device, if the catalogue knows it."""
+    if timing.device not in device_names() or not any(la.forward_flop for la in profile.layers):
+        return None
+    return roofline_s(device(timing.device), profile.layers, timing.batch_size, timing.precision)
+
+
+def _names(kind: str, ending: str) -> list[str]:
+    return sorted(path.stem for path in (folder() / kind).glob(f"*{ending}"))
+
+
+def _file(what: str, name: str, kind: str, ending: str) -> Path:
+    known = _names(kind, ending)
+    if name not in known:
+        raise unknown_name(what, name, known)
+    return folder() / kind / f"{name}{ending}"
+
+
+__all__ = [
+    "DEFAULT_CLUSTER",
+    "cluster",
+    "cluster_names",
+    "cluster_or_file",
+    "default_cluster_of",
+    "device",
+    "device_names",
+    "folder",
+    "model",
+    "model_names",
+    "profile",
+    "workload",
+]

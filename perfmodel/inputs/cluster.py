@@ -1,0 +1,379 @@
+"""Where it is trained: nodes, their links, their servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, number, speed_ratio, whole_number
+from perfmodel.base.provenance import Source
+from perfmodel.theory.collective_times import Growth
+
+SCHEMA = "perfmodel.cluster/1"
+
+MOST_NICS = 1000
+"""Links of a node to the network; more is taken for a slip of the keyboard."""
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A full-duplex link: ``bandwidth_bytes_per_s`` each way, of which ``efficiency`` is achieved.
+
+    ``latency_s`` is one way, from the last byte sent to the last byte usable at the other end.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above=0.0)
+        number("latency_s", self.latency_s)
+        number("efficiency", self.efficiency, above=0.0)
+        if self.efficiency > 1.0:
+            raise InputError(f"efficiency: must be at most 1, got {self.efficiency:g}")
+
+    @property
+    def goodput_bytes_per_s(self) -> float:
+        """Payload bytes per second, one way."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+
+class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
+    """What joins the devices of one node.
+
+    *bus*: one link that all transfers inside the node share, whichever way they go. *per_device*:
+    a port of each device, full duplex, to a switch that never limits (NVSwitch): a transfer takes
+    the sender's port out and the receiver's port in, so that ``bandwidth_bytes_per_s`` is what one
+    device sends, and what it receives at the same time.
+    """
+
+    kind: Literal["bus", "per_device"] = "bus"
+
+
+class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What differs on one node: its links, or the speed of its devices (1 = as profiled).
+
+    ``nic`` is each of the node's links to the network.
+    """
+
+    node: int
+    nic: Link | None = None
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        whole_number("node", self.node, at_least=0)
+        speed_ratio("speed", self.speed)
+
+
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter server: where it runs and what one applied gradient tensor costs it.
+
+    ``placement`` is *dedicated* (a node of its own, after the workers' nodes) or *colocated* (one
+    on each node of the workers in turn, whose link it shares). Applying one pushed tensor of n
+    bytes takes ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update
+    threads.
+    """
+
+    placement: Literal["dedicated", "colocated"] = "dedicated"
+    update_per_tensor_s: float = 0.0
+    update_per_byte_s: float = 0.0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        number("update_per_tensor_s", self.update_per_tensor_s)
+        number("update_per_byte_s", self.update_per_byte_s)
+        whole_number("threads", self.threads)
+
+
+class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What giving a gradient to the network costs the device that made it.
+
+    ``per_tensor_s + n * per_byte_s`` for a tensor of n bytes: copies into buffers, launches, and
+    whatever else the device does for communication in the place of computation.
+    """
+
+    per_tensor_s: float = 0.0
+    per_byte_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("per_tensor_s", self.per_tensor_s)
+        number("per_byte_s", self.per_byte_s)
+
+    def seconds(self, tensors: int, size_bytes: float) -> float:
+        """For so many tensors of ``size_bytes`` together."""
+        return self.per_tensor_s * tensors + self.per_byte_s * size_bytes
+
+
+class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A collective of ``above_bytes`` bytes or more, up to where the next piece begins.
+
+    n bytes among two ranks take ``startup_s + n * per_byte_s``; among more, each part grows as
+    ``startup_growth`` and ``per_byte_growth`` say.
+    """
+
+    startup_s: float
+    per_byte_s: float
+    above_bytes: float = 0.0
+    startup_growth: Growth = "ring"
+    per_byte_growth: Growth = "ring"
+
+    def __post_init__(self) -> None:
+        number("startup_s", self.startup_s)
+        number("per_byte_s", self.per_byte_s)
+        number("above_bytes", self.above_bytes)
+
+
+class Uneven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Collectives among ``ranks`` ranks took ``factor`` times as long as their pieces say."""
+
+    ranks: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        whole_number("ranks", self.ranks, at_least=2)
+        number("factor", self.factor, above=0.0)
+
+
+class Collective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a collective was measured to take, in the place of the closed form of a ring.
+
+    Attributes
+    ----------
+    operation : its bytes are counted as in :class:`perfmodel.measuring.measurements.Measurement`.
+    pieces : in order of size, the first from 0 bytes on; libraries switch algorithms with size.
+    ranks, bytes : least and greatest that were measured; beyond them it is extrapolated.
+    uneven : numbers of ranks that do not fit into how the others grow, such as devices wired in
+        pairs.
+    error_fraction : 9 in 10 measured times are within this of the pieces; None where not known.
+    """
+
+    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+    pieces: tuple[Piece, ...]
+    ranks: tuple[int, int]
+    bytes: tuple[float, float]
+    uneven: tuple[Uneven, ...] = ()
+    error_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        begins = [piece.above_bytes for piece in self.pieces]
+        if not begins or begins[0] != 0.0:
+            raise InputError("pieces: the first must be above_bytes = 0")
+        if begins != sorted(set(begins)):
+            raise InputError("pieces: above_bytes must increase from one to the next")
+        for i, count in enumerate(self.ranks):
+            whole_number(f"ranks[{i}]", count, at_least=2)
+        for i, size in enumerate(self.bytes):
+            number(f"bytes[{i}]", size)
+        for name, (least, most) in (("ranks", self.ranks), ("bytes", self.bytes)):
+            if least > most:
+                raise InputError(f"{name}: least first, then most, got {least:g} and {most:g}")
+        counts = [each.ranks for each in self.uneven]
+        for count in counts:
+            if counts.count(count) > 1:
+                raise InputError(f"uneven: {count} ranks are given twice")
+        if self.error_fraction is not None:
+            number("error_fraction", self.error_fraction)
+
+
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Nodes and what joins them (schema ``perfmodel.cluster/1``).
+
+    Attributes
+    ----------
+    nic : link between a node and the network; of several, each.
+    nodes : how many there are; None for as many as a job needs.
+    devices_per_node : workers fill a node before they use the next.
+    nics_per_node : links of each node to the network. Device i of a node, and server i of a node,
+        uses number i modulo that.
+    devices_on_nodes : how many devices of each of the first nodes a job gets, where it does not get
+        all of them; further nodes give all.
+    intra_node : what joins the devices of one node; None where that costs nothing. A
+        :class:`Link` is taken for a bus.
+    core_oversubscription : all NICs together over the core's capacity; None for a core that
+        never limits.
+    cpu_cores : per node; bounds the update threads of a server.
+    worker_threads : threads that a worker computes with on its node's cores, which it shares with
+        servers there; None where workers compute on accelerators.
+    overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
+    collectives : what collectives were measured to take, at most one of each operation.
+    slowdown_per_neighbour : by how much more, as a fraction, a device computes for each other
+        device at work on its node, with which it shares host, memory and power.
+    loaders_per_node : batches that a node prepares at a time, 1 or more; where more devices than
+        that are at work on it, loading takes each the longer. None where every device has a loader
+        of its own.
+    handover : what giving gradients to the network costs a device.
+    queue_bytes : bytes that wait in front of a node's link before packets are lost, whereby those
+        who send there get unequal parts of it (:mod:`perfmodel.theory.incast`); None where all get
+        the same.
+    """
+
+    schema: Literal["perfmodel.cluster/1"] = "perfmodel.cluster/1"
+    name: str
+    title: str = ""
+    nic: Link
+    nodes: int | None = None
+    devices_per_node: int = 1
+    nics_per_node: int = 1
+    devices_on_nodes: tuple[int, ...] = ()
+    intra_node: IntraNode | None = None
+    core_oversubscription: float | None = None
+    cpu_cores: int | None = None
+    worker_threads: int | None = None
+    server: Server = Server()
+    overrides: tuple[NodeOverride, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    slowdown_per_neighbour: float = 0.0
+    loaders_per_node: float | None = None
+    handover: Handover = Handover()
+    queue_bytes: float | None = None
+    source: Source
+
+    def __post_init__(self) -> None:
+        whole_number("devices_per_node", self.devices_per_node)
+        whole_number("nics_per_node", self.nics_per_node, at_most=MOST_NICS)
+        inside: Link | None = self.intra_node
+        if inside is not None and not isinstance(inside, IntraNode):
+            bus = IntraNode(inside.bandwidth_bytes_per_s, inside.latency_s, inside.efficiency)
+            msgspec.structs.force_setattr(self, "intra_node", bus)
+        for i, count in enumerate(self.devices_on_nodes):
+            whole_number(f"devices_on_nodes[{i}]", count, at_most=self.devices_per_node)
+        number("slowdown_per_neighbour", self.slowdown_per_neighbour)
+        if self.loaders_per_node is not None:
+            number("loaders_per_node", self.loaders_per_node, at_least=1.0)
+        if self.queue_bytes is not None:
+            number("queue_bytes", self.queue_bytes, above=0.0)
+        if self.nodes is not None:
+            whole_number("nodes", self.nodes)
+        if self.core_oversubscription is not None:
+            number("core_oversubscription", self.core_oversubscription, at_least=1.0)
+        if self.cpu_cores is not None:
+            whole_number("cpu_cores", self.cpu_cores)
+        if self.worker_threads is not None:
+            whole_number("worker_threads", self.worker_threads)
+            if self.cpu_cores is None:
+                raise InputError("worker_threads: needs cpu_cores, the cores of a node")
+            if self.worker_threads > self.cpu_cores:
+                raise InputError(
+                    f"worker_threads: must be at most cpu_cores, {self.cpu_cores}, "
+                    f"got {self.worker_threads}"
+                )
+        numbers = [override.node for override in self.overrides]
+        for node in numbers:
+            if self.nodes is not None and node >= self.nodes:
+                raise InputError(f"overrides: there is no node {node} (0 to {self.nodes - 1})")
+            if numbers.count(node) > 1:
+                raise InputError(f"overrides: node {node} is given twice")
+        operations = [measured.operation for measured in self.collectives]
+        for operation in operations:
+            if operations.count(operation) > 1:
+                raise InputError(f"collectives: {operation} is given twice")
+
+    def node_of_worker(self, worker: int) -> int:
+        """The node worker ``worker`` runs on."""
+        for node, count in enumerate(self.devices_on_nodes):
+            if worker < count:
+                return node
+            worker -= count
+        return len(self.devices_on_nodes) + worker // self.devices_per_node
+
+    def nodes_for(self, workers: int) -> int:
+        """How many nodes ``workers`` workers fill."""
+        return self.node_of_worker(workers - 1) + 1
+
+    def devices_at(self, node: int, workers: int) -> int:
+        """How many of ``workers`` workers run on ``node``."""
+        listed = self.devices_on_nodes
+        before = sum(listed[:node]) + max(node - len(listed), 0) * self.devices_per_node
+        size = listed[node] if node < len(listed) else self.devices_per_node
+        return min(max(workers - before, 0), size)
+
+    def even(self, workers: int) -> bool:
+        """Whether all nodes have as many of ``workers`` workers, and all links in use as many."""
+        counts = {self.devices_at(node, workers) for node in self.samples(workers)}
+        count, nics = max(counts), self.nics_per_node
+        return len(counts) == 1 and (count <= nics or count % nics == 0)
+
+    def samples(self, workers: int) -> list[int]:
+        """Nodes of ``workers`` workers, at least one of those with each number of devices."""
+        last = self.nodes_for(workers) - 1
+        return sorted({*range(min(len(self.devices_on_nodes) + 1, last)), last})
+
+    def fullest(self, workers: int) -> int:
+        """Most devices that ``workers`` workers have on one node."""
+        return max(self.devices_at(node, workers) for node in self.samples(workers))
+
+    def crowding(self, node: int, workers: int) -> float:
+        """How many times longer devices of ``node`` compute than one that is there alone."""
+        return 1.0 + self.slowdown_per_neighbour * (self.devices_at(node, workers) - 1)
+
+    def loading(self, node: int, workers: int) -> float:
+        """How many times longer a device of ``node`` loads than one that is there alone."""
+        if self.loaders_per_node is None:
+            return 1.0
+        return max(self.devices_at(node, workers) / self.loaders_per_node, 1.0)
+
+    @property
+    def by_workers(self) -> bool:
+        """Whether how fast a device works depends on how many of them there are."""
+        crowded = self.slowdown_per_neighbour > 0.0 or self.loaders_per_node is not None
+        return crowded or self.handover != Handover() or bool(self.devices_on_nodes)
+
+    def node_of_server(self, server: int, workers: int) -> int:
+        """The node server ``server`` runs on, beside ``workers`` workers."""
+        if self.server.placement == "colocated":
+            return server % self.nodes_for(workers)
+        return self.nodes_for(workers) + server
+
+    def nic_of(self, node: int) -> Link:
+        """Each link of ``node`` to the network."""
+        override = self._override(node)
+        return override.nic if override is not None and override.nic is not None else self.nic
+
+    def speed_of(self, node: int) -> float:
+        """Relative speed of the devices of ``node``."""
+        override = self._override(node)
+        return override.speed if override is not None else 1.0
+
+    def collectives_of(self, workers: int) -> tuple[Collective, ...]:
+        """What collectives among ``workers`` workers take.
+
+        Bytes take longer than measured where a link of theirs is slower than ``nic``, in
+        proportion.
+        """
+        if not self.collectives or not self.overrides:
+            return self.collectives
+        links = (self.nic_of(node) for node in range(self.nodes_for(workers)))
+        slower = self.nic.goodput_bytes_per_s / min(link.goodput_bytes_per_s for link in links)
+        return tuple(
+            msgspec.structs.replace(
+                measured,
+                pieces=tuple(
+                    msgspec.structs.replace(piece, per_byte_s=piece.per_byte_s * max(slower, 1.0))
+                    for piece in measured.pieces
+                ),
+            )
+            for measured in self.collectives
+        )
+
+    def _override(self, node: int) -> NodeOverride | None:
+        return next((o for o in self.overrides if o.node == node), None)
+
+    @property
+    def update_threads(self) -> int:
+        """Update threads of one server: those asked for, at most one a core."""
+        if self.cpu_cores is None:
+            return self.server.threads
+        return min(self.server.threads, self.cpu_cores)
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.base.files.read`.
+    """
+    return files.read(path, Cluster, SCHEMA)

@@ -1,0 +1,89 @@
+"""What computes: a device's peak rates, and the roofline that shares a step among its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from perfmodel.base.errors import number
+from perfmodel.base.provenance import Source
+from perfmodel.inputs.profile import Layer
+
+SCHEMA = "perfmodel.device/1"
+
+
+class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Peak FLOP/s: float32, and tf32 and mixed (16-bit with 32-bit sums) where they exist."""
+
+    float32: float
+    tf32: float | None = None
+    mixed: float | None = None
+
+    def __post_init__(self) -> None:
+        number("peak_flop_per_s.float32", self.float32, above=0.0)
+        for name in ("tf32", "mixed"):
+            if getattr(self, name) is not None:
+                number(f"peak_flop_per_s.{name}", getattr(self, name), above=0.0)
+
+
+class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A device type (schema ``perfmodel.device/1``): peak rates and memory.
+
+    ``kind`` says from which other devices something can be learnt about this one;
+    ``default_cluster`` names the cluster of the catalogue that a job gets which names none.
+    """
+
+    schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
+    name: str
+    title: str
+    kind: Literal["cpu", "gpu"] = "gpu"
+    peak_flop_per_s: PeakRates
+    memory_bandwidth_bytes_per_s: float
+    memory_bytes: float | None = None
+    default_cluster: str | None = None
+    source: Source
+
+    def __post_init__(self) -> None:
+        number("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, above=0.0)
+        if self.memory_bytes is not None:
+            number("memory_bytes", self.memory_bytes, above=0.0)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions that it has a peak rate at."""
+        names = self.peak_flop_per_s.__struct_fields__
+        return tuple(name for name in names if getattr(self.peak_flop_per_s, name) is not None)
+
+    def peak(self, precision: str) -> float:
+        """Peak FLOP/s at ``precision``; that of float32 where the device has no figure for it.
+
+        16 bits alone (*bf16*, *fp16*) are as fast as *mixed*.
+        """
+        name = "mixed" if precision in ("bf16", "fp16") else precision
+        found = getattr(self.peak_flop_per_s, name, None)
+        return float(found if found is not None else self.peak_flop_per_s.float32)
+
+
+def roofline_s(
+    device: Device, layers: Sequence[Layer], batch_size: int, precision: str
+) -> list[float]:
+    """Least forward seconds of each layer on ``device``: the slower of arithmetic and memory.
+
+    t = max(batch * flop / peak, (parameters + 2 * batch * activations) / memory bandwidth)
+
+    References
+    ----------
+    Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
+    architectures", CACM 52(4), 2009, doi 10.1145/1498765.1498785.
+    """
+    peak, bandwidth = device.peak(precision), device.memory_bandwidth_bytes_per_s
+    return [
+        max(
+            batch_size * layer.forward_flop / peak,
+            (sum(t.bytes for t in layer.tensors) + 2 * batch_size * layer.activation_bytes)
+            / bandwidth,
+        )
+        for layer in layers
+    ]

@@ -1,0 +1,254 @@
+"""Compute times on a device that a profile has no timing on, from what is most like it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.provenance import Assumption, Source
+from perfmodel.inputs.batch_scaling import (
+    COMMON_ERROR,
+    FOREIGN_ERROR,
+    KIND_ERROR,
+    SPEED_ERROR,
+    TYPICAL_ERROR,
+    group,
+    together,
+    transferred,
+)
+from perfmodel.inputs.device import Device, PeakRates, roofline_s
+from perfmodel.inputs.profile import Profile, Timing
+from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD, Workload, resolve
+
+BATCH_SIZE = 32
+"""Batch size of an estimate where the user names none."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A device of the target's kind that the profile has timings on, by batch size.
+
+    ``factors`` are how many times faster (beyond what rooflines say) the other models that were
+    measured on both devices are on the target.
+    """
+
+    device: Device
+    timings: list[Timing]
+    factors: list[float]
+
+    @property
+    def worth(self) -> tuple[bool, bool]:
+        """The more the better: other models say how the devices differ; layers were measured."""
+        return bool(self.factors), self.timings[0].per_layer
+
+
+def estimate(
+    profile: Profile,
+    target_name: str,
+    precision: str,
+    batch_size: int | None,
+    *,
+    devices: Mapping[str, Device],
+    others: Sequence[Profile],
+) -> Workload:
+    """A workload on a device of ``devices`` that the profile has no timing on.
+
+    Efficiency is the roofline time as a part of the measured one.
+
+    - With timings on a device of the same kind at this precision: the efficiency of each group of
+      layers there, forward and backward apart, times how much more efficient ``others`` are on the
+      target (median). Of several such devices those count that ``others`` were measured on, then
+      those with times per layer; of their results the median.
+    - Else the median efficiency of ``others`` on the target, or else on all devices of its kind.
+    - Where layers have no operations, the time of the step changes as that of ``others``, or else
+      as the root of peak rate times memory bandwidth.
+
+    Raises
+    ------
+    InputError : unknown precision, one that the device does not have, or nothing to estimate by.
+    """
+    if precision not in PeakRates.__struct_fields__:
+        raise unknown_name("precision", precision, PeakRates.__struct_fields__)
+    size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
+    target = devices[target_name]
+    if precision not in target.precisions:
+        raise InputError(
+            f"precision: {target.title} has no {precision} (it has: {', '.join(target.precisions)})"
+        )
+    flop = any(layer.forward_flop for layer in profile.layers)
+    places = _places(profile, target, precision, devices, others, flop)
+    if places:
+        timing, note, error = _transferred(profile, target, size, places, flop)
+    elif flop and (rates := _typical_rates(target, precision, devices, others)):
+        efficiency = float(np.median(list(rates.values())))
+        timing = Timing(
+            device=target.name,
+            batch_size=size,
+            precision=precision,
+            step_s=3.0 * sum(roofline_s(target, profile.layers, size, precision)) / efficiency,
+            source=_source(target),
+        )
+        names = ", ".join(sorted({name for _, name in rates}))
+        why = f"median of {len(rates)} figures of other models on {names}"
+        note = Assumption("efficiency", round(efficiency, 4), "of the roofline", why)
+        error = TYPICAL_ERROR if names == target.name else FOREIGN_ERROR
+    else:
+        raise InputError(
+            f"device: {profile.name} has no timing on {target_name!r} (but on "
+            f"{', '.join(profile.devices)}); to estimate it, its layers need forward_flop, or it "
+            f"needs a timing at {precision} on another {target.kind} of the catalogue"
+        )
+    notes = [note]
+    if batch_size is None:
+        notes.append(Assumption("batch_size", size, "samples", "default"))
+    shares = None if timing.per_layer else roofline_s(target, profile.layers, size, precision)
+    return resolve(
+        profile,
+        [timing],
+        batch_size=size,
+        layer_shares=shares,
+        assumptions=notes,
+        error_fraction=error,
+    )
+
+
+def _places(
+    profile: Profile,
+    target: Device,
+    precision: str,
+    devices: Mapping[str, Device],
+    others: Sequence[Profile],
+    flop: bool,
+) -> list[Place]:
+    """The best of the profile's devices to learn from."""
+    rates = _rates(others, precision, devices, efficiency=flop)
+    found = []
+    for name in profile.devices:
+        timings = [t for t in profile.timings if (t.device, t.precision) == (name, precision)]
+        if timings and name in devices and devices[name].kind == target.kind:
+            factors = [
+                rates[one.name, target.name] / rates[one.name, name]
+                for one in others
+                if {(one.name, target.name), (one.name, name)} <= rates.keys()
+            ]
+            timings.sort(key=lambda t: t.batch_size)
+            found.append(Place(devices[name], timings, factors))
+    best = max((place.worth for place in found), default=None)
+    return [place for place in found if place.worth == best]
+
+
+def _transferred(
+    profile: Profile, target: Device, size: int, places: Sequence[Place], flop: bool
+) -> tuple[Timing, Assumption, float | None]:
+    """The profile's times on the places, brought to the target; what was assumed; its error."""
+    found = []
+    batch_error = None
+    for place in places:
+        timings = place.timings
+        shares = None
+        if flop and not timings[0].per_layer:
+            first = timings[0]
+            shares = roofline_s(place.device, profile.layers, first.batch_size, first.precision)
+        there = resolve(profile, timings, batch_size=size, layer_shares=shares)
+        batch_error = max(batch_error or 0.0, there.error_fraction or 0.0) or None
+        memory = place.device.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
+        passes = _on_target(profile, there, place, target, flop)
+        found.append([*passes, there.optimizer_s * memory, there.data_loading_s])
+    *passes, optimizer_s, loading_s = np.median(found, axis=0).tolist()
+    half = len(passes) // 2
+    layered = bool(profile.layers)
+    timing = Timing(
+        device=target.name,
+        batch_size=size,
+        precision=places[0].timings[0].precision,
+        forward_s=tuple(passes[:half]) if layered else passes[0],
+        backward_s=tuple(passes[half:]) if layered else passes[1],
+        optimizer_s=optimizer_s,
+        data_loading_s=loading_s,
+        source=_source(target),
+    )
+    names = ", ".join(
+        f"{place.device.name} (batch {', '.join(str(t.batch_size) for t in place.timings)})"
+        for place in places
+    )
+    how = "by the roofline" if flop else "by peak rate and memory bandwidth"
+    error = KIND_ERROR if flop else SPEED_ERROR
+    if places[0].factors:
+        how, error = f"{how} and by other models on both", COMMON_ERROR
+    note = Assumption("layer times", f"those of {names}", "", how)
+    return timing, note, together(error, batch_error)
+
+
+def _on_target(
+    profile: Profile, there: Workload, place: Place, target: Device, flop: bool
+) -> NDArray[np.float64]:
+    """Seconds of the forward and then of the backward pass of each layer on the target."""
+    factor = float(np.median(place.factors)) if place.factors else 1.0
+    if not flop:
+        speeds = [
+            math.sqrt(one.peak(there.precision) * one.memory_bandwidth_bytes_per_s)
+            for one in (place.device, target)
+        ]
+        ratio = 1.0 if place.factors else speeds[0] / speeds[1]
+        forward = [la.forward_s for la in there.layers] or [there.forward_s]
+        backward = [la.backward_s for la in there.layers] or [there.backward_s]
+        return np.array([*forward, *backward]) * ratio / factor
+    groups = [group(layer.kind) for layer in profile.layers]
+    before, after = (
+        np.array(roofline_s(one, profile.layers, there.batch_size, there.precision))
+        for one in (place.device, target)
+    )
+    products = np.full(len(groups), BACKWARD_OVER_FORWARD)
+    products[0] -= 1.0
+    forward_s = transferred(groups, [la.forward_s for la in there.layers], before, after)
+    backward_s = transferred(
+        groups, [la.backward_s for la in there.layers], products * before, products * after
+    )
+    return np.concatenate([forward_s, backward_s]) / factor
+
+
+def _typical_rates(
+    target: Device, precision: str, devices: Mapping[str, Device], others: Sequence[Profile]
+) -> dict[tuple[str, str], float]:
+    """Efficiencies on the target, else on all of its kind; at float32 if none at ``precision``."""
+    for which in (precision, "float32"):
+        rates = _rates(others, which, devices, efficiency=True)
+        own = {key: rate for key, rate in rates.items() if key[1] == target.name}
+        alike = {k: rate for k, rate in rates.items() if devices[k[1]].kind == target.kind}
+        if own or alike:
+            return own or alike
+    return {}
+
+
+def _rates(
+    profiles: Sequence[Profile],
+    precision: str,
+    devices: Mapping[str, Device],
+    *,
+    efficiency: bool,
+) -> dict[tuple[str, str], float]:
+    """How fast each model is on each device, by both names; geometric mean over batch sizes.
+
+    Its efficiency, or else samples per second.
+    """
+    logs: dict[tuple[str, str], list[float]] = {}
+    for one in profiles:
+        for timing in one.timings:
+            if timing.precision != precision or timing.device not in devices:
+                continue
+            rate = timing.batch_size / timing.total_s
+            if efficiency:
+                place = devices[timing.device]
+                least = 3.0 * sum(roofline_s(place, one.layers, timing.batch_size, precision))
+                rate = least / timing.total_s
+            if rate > 0:
+                logs.setdefault((one.name, timing.device), []).append(math.log(rate))
+    return {key: math.exp(sum(found) / len(found)) for key, found in logs.items()}
+
+
+def _source(target: Device) -> Source:
+    return Source("estimated", f"roofline of {target.title}, {target.source.text}")

@@ -1,0 +1,249 @@
+"""A training job: a workload, a cluster, how many workers, and how they train together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name, whole_number
+from perfmodel.base.provenance import Assumption
+from perfmodel.base.quantities import NO_SPREAD
+from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.workload import Workload, expanded, handing_over
+
+SCHEMA = "perfmodel.job/1"
+
+MOST_WORKERS = 200_000
+"""Workers of one job; more is taken for a slip of the keyboard."""
+
+MOST_SEED = 2**63 - 1
+"""Largest seed."""
+
+MOST_JITTER = 10.0
+"""Coefficient of variation beyond which no iteration time is like another."""
+
+JITTER_KINDS = ("lognormal", "gamma", "measured")
+JITTER_SCOPES = ("iteration", "op")
+
+Start = Literal["together", "staggered"]
+
+
+class Jitter(msgspec.Struct, frozen=True):
+    """Random factor of mean 1 on the compute of a worker.
+
+    ``cv`` is its coefficient of variation; ``kind`` its distribution: lognormal, gamma, or measured
+    (lognormal, with the spread that the workload's profile has). ``scope`` says whether one factor
+    holds for a whole *iteration*, or each *op* has its own. A ``cv`` below
+    :data:`perfmodel.base.quantities.NO_SPREAD` becomes 0.
+    """
+
+    cv: float = 0.0
+    kind: str = "lognormal"
+    scope: str = "iteration"
+
+    def __post_init__(self) -> None:
+        if number("jitter", self.cv, at_most=MOST_JITTER) < NO_SPREAD:
+            msgspec.structs.force_setattr(self, "cv", 0.0)
+        if self.kind not in JITTER_KINDS:
+            raise unknown_name("jitter distribution", self.kind, JITTER_KINDS)
+        if self.scope not in JITTER_SCOPES:
+            raise unknown_name("jitter scope", self.scope, JITTER_SCOPES)
+
+    @classmethod
+    def parse(cls, text: str) -> Jitter:
+        """Read ``0.1``, ``lognormal:0.1``, ``gamma:0.1`` or ``measured``; ``:op`` may follow.
+
+        >>> Jitter.parse("gamma:0.1:op")
+        Jitter(cv=0.1, kind='gamma', scope='op')
+        """
+        parts = text.split(":")
+        scope = parts.pop() if parts[-1] in JITTER_SCOPES else "iteration"
+        if parts == ["measured"]:
+            return cls(kind="measured", scope=scope)
+        try:
+            value = float(parts.pop())
+        except (ValueError, IndexError):
+            raise InputError(
+                f"jitter: cannot read {text!r}; expected a coefficient of variation such as 0.1, "
+                "lognormal:0.1 or gamma:0.1, or measured"
+            ) from None
+        return cls(value, ":".join(parts) or "lognormal", scope)
+
+
+class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker whose compute takes ``factor`` times as long as profiled."""
+
+    worker: int
+    factor: float
+
+    def __post_init__(self) -> None:
+        whole_number("straggler worker", self.worker, at_least=0)
+        speed_ratio("straggler factor", self.factor)
+
+    @classmethod
+    def parse(cls, text: str) -> Straggler:
+        """Read ``WORKER:FACTOR``.
+
+        >>> Straggler.parse("3:1.5")
+        Straggler(worker=3, factor=1.5)
+        """
+        worker, _, factor = text.partition(":")
+        try:
+            return cls(int(worker), float(factor))
+        except InputError:
+            raise
+        except ValueError:
+            raise InputError(
+                f"straggler: cannot read {text!r}; expected WORKER:FACTOR such as 0:1.5"
+            ) from None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides how fast training runs.
+
+    ``options`` is the options type of the architecture named ``architecture``. ``start``
+    *together* lets all workers begin at once, *staggered* at seeded random offsets.
+    ``assumptions`` are the values that nobody gave.
+
+    Raises
+    ------
+    InputError : no worker, a straggler that does not exist, too few nodes, only backup workers.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    workers: int
+    architecture: str
+    options: Any
+    start: Start = "together"
+    jitter: Jitter | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    seed: int = 0
+    assumptions: tuple[Assumption, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole_number("workers", self.workers, at_most=MOST_WORKERS)
+        whole_number("seed", self.seed, at_least=0, at_most=MOST_SEED)
+        if self.start not in ("together", "staggered"):
+            raise unknown_name("start", self.start, ("together", "staggered"))
+        seen: set[int] = set()
+        for straggler in self.stragglers:
+            if straggler.worker >= self.workers:
+                raise InputError(
+                    f"straggler {straggler.worker}: there are {self.workers} workers, "
+                    f"numbered 0 to {self.workers - 1}"
+                )
+            if straggler.worker in seen:
+                raise InputError(f"straggler {straggler.worker}: given twice")
+            seen.add(straggler.worker)
+        spare: int = getattr(self.options, "backup_workers", 0)
+        if spare >= self.workers:
+            raise InputError(
+                f"backup_workers: {spare} of {self.workers} workers leave nobody to wait for "
+                f"(at most {self.workers - 1})"
+            )
+        nodes = self.cluster.nodes
+        if nodes is not None and self.cluster.nodes_for(self.workers) > nodes:
+            raise InputError(
+                f"workers: {self.workers} do not fit on cluster {self.cluster.name!r} "
+                f"({nodes} nodes x {self.cluster.devices_per_node} devices)"
+            )
+
+    def slowdown(self, worker: int) -> float:
+        """How many times longer than profiled worker ``worker`` computes, jitter apart."""
+        factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)
+        node = self.cluster.node_of_worker(worker)
+        return factor * self.cluster.crowding(node, self.workers) / self.cluster.speed_of(node)
+
+    def loading_s(self, worker: int) -> float:
+        """How long worker ``worker`` loads a batch."""
+        node = self.cluster.node_of_worker(worker)
+        return self.workload.data_loading_s * self.cluster.loading(node, self.workers)
+
+    @property
+    def unequal(self) -> bool:
+        """Whether workers may differ in how fast they compute, load or send."""
+        if self.stragglers or self.cluster.overrides:
+            return True
+        cluster, n = self.cluster, self.workers
+        loads = self.workload.data_loading_s > 0.0
+        kinds = {
+            (cluster.crowding(node, n), cluster.loading(node, n) if loads else 1.0)
+            for node in cluster.samples(n)
+        }
+        return len(kinds) > 1
+
+    @property
+    def handed_over(self) -> float:
+        """How much of its gradients, or of a model as large, a worker hands over to the network in
+        a step: all or nothing, or the mean of an architecture that exchanges models now and then.
+        """
+        if self.workers == 1 and not hasattr(self.options, "servers"):
+            return 0.0
+        share: float = getattr(self.options, "probability", 1.0)
+        period: int = getattr(self.options, "period", 1)
+        return share / period
+
+    @property
+    def device_work(self) -> Workload:
+        """The workload as devices do it: with handing over, in the backward pass."""
+        handover, share = self.cluster.handover, self.handed_over
+        if share == 0.0 or handover == Handover():
+            return self.workload
+        return handing_over(
+            expanded(self.workload), lambda count, size: share * handover.seconds(count, size)
+        )
+
+
+class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a job file holds (schema ``perfmodel.job/1``): the arguments of a job, by name.
+
+    ``model`` names a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name
+    or a file; files are found relative to the job file. ``jitter`` is a number or text such as
+    "lognormal:0.1", ``options`` those of the architecture. What is left out takes its default.
+    """
+
+    schema: Literal["perfmodel.job/1"] = "perfmodel.job/1"
+    model: str | None = None
+    workload: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    batch_size: int | None = None
+    cluster: str | None = None
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    workers: int | None = None
+    arch: str | None = None
+    options: dict[str, Any] = {}
+    jitter: str | float | None = None
+    stragglers: tuple[Straggler, ...] = ()
+    start: Start | None = None
+    seed: int | None = None
+
+
+def read_job(path: str | Path) -> dict[str, Any]:
+    """Read a job file as arguments for :func:`perfmodel.make_job`, without those left out.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.base.files.read`; also for an unreadable ``jitter``.
+    """
+    path = Path(path)
+    found = files.read(path, JobFile, SCHEMA)
+    values = {
+        name: getattr(found, name)
+        for name in found.__struct_fields__
+        if name != "schema" and getattr(found, name) not in (None, (), {})
+    }
+    if found.jitter is not None:
+        try:
+            values["jitter"] = Jitter.parse(str(found.jitter))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+    for name in ("workload", "cluster"):
+        if name in values and files.looks_like_path(values[name]):
+            values[name] = path.parent / values[name]
+    return values

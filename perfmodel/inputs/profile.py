@@ -1,0 +1,245 @@
+"""What a workload file holds: a model's layers, and its timings on one or more devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, number, unknown_name, whole_number
+from perfmodel.base.provenance import Source
+
+SCHEMA = "perfmodel.workload/1"
+
+MOST_TENSORS = 100_000
+"""Tensors, or layers, of one model."""
+
+
+class Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One parameter tensor, and so one gradient tensor: its name and size in bytes."""
+
+    name: str
+    bytes: float
+
+    def __post_init__(self) -> None:
+        number(f"tensor {self.name!r}: bytes", self.bytes, above=0.0)
+
+
+class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A layer of a profile: its tensors in definition order (backward produces them reversed).
+
+    ``forward_flop`` and ``activation_bytes`` (kept for backward) are per sample.
+    """
+
+    name: str
+    kind: str = ""
+    tensors: tuple[Tensor, ...] = ()
+    forward_flop: float = 0.0
+    activation_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        number(f"layer {self.name!r}: forward_flop", self.forward_flop)
+        number(f"layer {self.name!r}: activation_bytes", self.activation_bytes)
+
+
+class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that a coarse profile knows of its gradients: bytes in all, and in how many tensors."""
+
+    bytes: float
+    tensors: int = 1
+    largest_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        number("bytes", self.bytes, above=0.0)
+        whole_number("tensors", self.tensors, at_most=MOST_TENSORS)
+        if self.largest_bytes is not None:
+            number("largest_bytes", self.largest_bytes, above=0.0)
+            if self.largest_bytes > self.bytes:
+                raise InputError(
+                    f"largest_bytes: {self.largest_bytes:g} is more than all the "
+                    f"gradients together ({self.bytes:g} bytes)"
+                )
+            if self.largest_bytes * self.tensors < self.bytes:
+                raise InputError(
+                    f"largest_bytes: {self.tensors} tensors of at most "
+                    f"{self.largest_bytes:g} bytes cannot hold {self.bytes:g} bytes"
+                )
+
+
+Seconds = float | tuple[float, ...]
+
+
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Times of one training step on one device at one batch size, in one of three degrees.
+
+    - per layer: ``forward_s`` and ``backward_s`` as lists in forward order (with ``*_std_s``);
+    - per pass: ``forward_s`` and ``backward_s`` as single numbers;
+    - per step: ``step_s``, or ``samples_per_s`` as throughput is published (the whole step).
+
+    Attributes
+    ----------
+    batch_size : samples of one step, of all its ``accumulation`` passes together.
+    copy_s : between host and device, as far as the device waits for it.
+    other_s : of the step in none of the other parts, such as the loss or the loop around it.
+    step_std_s : standard deviation of the whole step.
+    accumulation : forward and backward passes before one update.
+    overhead_fraction : by how much measuring lengthened the step; 0 where it is not known.
+    """
+
+    device: str
+    batch_size: int
+    source: Source
+    precision: str = "float32"
+    forward_s: Seconds | None = None
+    backward_s: Seconds | None = None
+    forward_std_s: Seconds | None = None
+    backward_std_s: Seconds | None = None
+    step_s: float | None = None
+    samples_per_s: float | None = None
+    optimizer_s: float = 0.0
+    data_loading_s: float = 0.0
+    copy_s: float = 0.0
+    other_s: float = 0.0
+    step_std_s: float | None = None
+    accumulation: int = 1
+    overhead_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size)
+        whole_number("accumulation", self.accumulation)
+        for name in ("forward_s", "backward_s", "forward_std_s", "backward_std_s"):
+            value = getattr(self, name)
+            for i, item in enumerate(value if isinstance(value, tuple) else ()):
+                number(f"{name}[{i}]", item)
+            if value is not None and not isinstance(value, tuple):
+                number(name, value)
+        for name in ("step_s", "samples_per_s"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name), above=0.0)
+        for name in ("optimizer_s", "data_loading_s", "copy_s", "other_s"):
+            number(name, getattr(self, name))
+        if self.step_std_s is not None:
+            number("step_std_s", self.step_std_s)
+        number("overhead_fraction", self.overhead_fraction, at_least=-1.0)
+        passes = self.forward_s is not None and self.backward_s is not None
+        either = self.forward_s is not None or self.backward_s is not None
+        given = [either, self.step_s is not None, self.samples_per_s is not None]
+        if sum(given) != 1 or either != passes:
+            raise InputError(
+                "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
+            )
+        if isinstance(self.forward_s, tuple) != isinstance(self.backward_s, tuple):
+            raise InputError("forward_s and backward_s: both per layer (lists) or both totals")
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether every layer has its own seconds."""
+        return isinstance(self.forward_s, tuple)
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the whole step on the device: all but loading data."""
+        if self.samples_per_s is not None:
+            return self.batch_size / self.samples_per_s
+        if self.step_s is not None:
+            return self.step_s
+        passes = total_s(self.forward_s) + total_s(self.backward_s)
+        return passes + self.optimizer_s + self.copy_s + self.other_s
+
+    @property
+    def passes_s(self) -> float:
+        """Seconds of the forward and the backward pass."""
+        return max(0.0, self.total_s - self.optimizer_s - self.copy_s - self.other_s)
+
+
+def total_s(value: Seconds | None) -> float:
+    """Seconds of all layers together (0 for None)."""
+    return sum(value) if isinstance(value, tuple) else (value or 0.0)
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a workload file holds (schema ``perfmodel.workload/1``).
+
+    Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``.
+    """
+
+    schema: Literal["perfmodel.workload/1"] = "perfmodel.workload/1"
+    name: str
+    source: Source
+    timings: tuple[Timing, ...]
+    title: str = ""
+    layers: tuple[Layer, ...] = ()
+    gradients: Gradients | None = None
+    optimizer_state_bytes_per_parameter_byte: float = 1.0
+
+    def __post_init__(self) -> None:
+        if bool(self.layers) == (self.gradients is not None):
+            raise InputError("a workload needs either layers or gradients, not both and not none")
+        if self.layers and not any(layer.tensors for layer in self.layers):
+            raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
+        whole_number("layers, counted", len(self.layers), at_least=0, at_most=MOST_TENSORS)
+        if not self.timings:
+            raise InputError("timings: at least one is needed")
+        seen: set[tuple[str, str, int]] = set()
+        for i, timing in enumerate(self.timings):
+            key = (timing.device, timing.precision, timing.batch_size)
+            if key in seen:
+                raise InputError(
+                    f"timings[{i}]: a second one for {timing.device}, {timing.precision}, "
+                    f"batch size {timing.batch_size}"
+                )
+            seen.add(key)
+            for name in ("forward_s", "backward_s", "forward_std_s", "backward_std_s"):
+                value = getattr(timing, name)
+                if isinstance(value, tuple) and len(value) != len(self.layers):
+                    raise InputError(
+                        f"timings[{i}].{name}: {len(value)} values for {len(self.layers)} layers"
+                    )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices with a timing, in the order of the file."""
+        return tuple(dict.fromkeys(timing.device for timing in self.timings))
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes of all parameters, which is also what one iteration's gradients weigh."""
+        if self.gradients is not None:
+            return self.gradients.bytes
+        return sum(tensor.bytes for layer in self.layers for tensor in layer.tensors)
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read a workload file.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.base.files.read`.
+    """
+    return files.read(path, Profile, SCHEMA)
+
+
+def timings_on(profile: Profile, device: str | None, precision: str | None) -> list[Timing]:
+    """The profile's timings on one device at one precision, by batch size.
+
+    Without ``device`` the first one with per-layer times (else the first one at all) is taken.
+
+    Raises
+    ------
+    InputError : the profile has no timing for that device or precision.
+    """
+    if device is None:
+        device = next((t.device for t in profile.timings if t.per_layer), profile.devices[0])
+    found = [t for t in profile.timings if t.device == device]
+    if not found:
+        raise unknown_name(f"device for {profile.name}", device, profile.devices)
+    if precision is None:
+        precision = found[0].precision
+    chosen = [t for t in found if t.precision == precision]
+    if not chosen:
+        raise unknown_name(
+            f"precision for {profile.name} on {device}", precision, {t.precision for t in found}
+        )
+    return sorted(chosen, key=lambda t: t.batch_size)

@@ -1,0 +1,351 @@
+"""What is trained: a model's profile resolved to one training step on one device.
+
+A :class:`Workload` is fully specified: one device, one batch size, seconds and bytes of every
+layer. Everything downstream sees only this form, never the profile it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.provenance import Assumption, Source
+from perfmodel.inputs.batch_scaling import at_batch_size, batch_error, launching, together
+from perfmodel.inputs.profile import Profile, Timing, total_s
+
+BACKWARD_OVER_FORWARD = 2.0
+"""Backward does two products (gradients of inputs and of weights) for each one of forward."""
+
+Quality = Literal["measured", "estimated"]
+
+
+class WorkloadLayer(msgspec.Struct, frozen=True):
+    """A layer of a resolved workload.
+
+    ``tensor_bytes`` are its gradients in the order backward produces them.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    tensor_bytes: tuple[float, ...]
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """One training step of one worker, fully specified (SI units).
+
+    ``layers`` is empty for a coarse workload; the totals are always there. ``quality`` is
+    *estimated* as soon as any time was derived rather than measured at this very batch size.
+    ``error_fraction`` is how far the compute times of nine of ten such estimates are off, as a
+    factor less one (0.35: within a factor of 1.35); None where the step itself was measured.
+    """
+
+    name: str
+    device: str
+    precision: str
+    batch_size: int
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    data_loading_s: float
+    gradient_bytes: float
+    tensors: int
+    largest_tensor_bytes: float
+    layers: tuple[WorkloadLayer, ...]
+    step_cv: float
+    activation_bytes: float
+    optimizer_state_bytes: float
+    quality: Quality
+    source: Source
+    assumptions: tuple[Assumption, ...] = ()
+    error_fraction: float | None = None
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds a device computes in one step: forward, backward and optimizer."""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        layers: Sequence[WorkloadLayer],
+        *,
+        batch_size: int = 1,
+        device: str = "unnamed",
+        optimizer_s: float = 0.0,
+        data_loading_s: float = 0.0,
+    ) -> Workload:
+        """A workload straight from its layers, for programs that have no profile file.
+
+        Raises
+        ------
+        InputError : no layer, or a time or size that is negative or not finite.
+        """
+        if not layers:
+            raise InputError(f"workload {name!r}: at least one layer is needed")
+        for layer in layers:
+            number(f"layer {layer.name!r}: forward_s", layer.forward_s)
+            number(f"layer {layer.name!r}: backward_s", layer.backward_s)
+            for size in layer.tensor_bytes:
+                number(f"layer {layer.name!r}: tensor_bytes", size, above=0.0)
+        sizes = [size for layer in layers for size in layer.tensor_bytes]
+        if not sizes:
+            raise InputError(f"workload {name!r}: no layer has a tensor")
+        return cls(
+            name=name,
+            device=device,
+            precision="float32",
+            batch_size=whole_number("batch_size", batch_size),
+            forward_s=sum(layer.forward_s for layer in layers),
+            backward_s=sum(layer.backward_s for layer in layers),
+            optimizer_s=number("optimizer_s", optimizer_s),
+            data_loading_s=number("data_loading_s", data_loading_s),
+            gradient_bytes=sum(sizes),
+            tensors=len(sizes),
+            largest_tensor_bytes=max(sizes),
+            layers=tuple(layers),
+            step_cv=0.0,
+            activation_bytes=0.0,
+            optimizer_state_bytes=0.0,
+            quality="measured",
+            source=Source("measured", "given by the calling program"),
+        )
+
+
+def resolve(
+    profile: Profile,
+    timings: Sequence[Timing],
+    *,
+    batch_size: int | None = None,
+    layer_shares: Sequence[float] | None = None,
+    assumptions: Sequence[Assumption] = (),
+    error_fraction: float | None = None,
+) -> Workload:
+    """Turn a profile and its timings on one device into a workload at one batch size.
+
+    Parameters
+    ----------
+    timings : of one device and precision, by batch size; the largest is the default.
+    layer_shares : share of the step's compute of each layer, for timings that only know the
+        step; without it the layers' floating-point operations decide.
+    error_fraction : how far the timings themselves may be off, None if they were measured.
+
+    At a batch size that was not measured the times are those of
+    :func:`perfmodel.inputs.batch_scaling.at_batch_size`, which makes the workload *estimated*. The
+    time of the optimizer and the spread are those of the nearest size.
+    """
+    notes = list(assumptions)
+    if batch_size is None:
+        batch_size = timings[-1].batch_size
+        notes.append(
+            Assumption("batch_size", batch_size, "samples", "largest batch size of the profile")
+        )
+    size = whole_number("batch_size", batch_size)
+    near = min(timings, key=lambda t: (abs(t.batch_size - size), t.batch_size))
+    used = _used(timings, size)
+    parts = [_layer_seconds(profile, t, layer_shares) for t in used]
+    sizes = [t.batch_size for t in used]
+    rule = next((found for _, _, found in parts if found), None)
+    sized = _sizes(profile)
+    if sizes == [size]:
+        forward, backward, _ = parts[0]
+        loading_s = near.data_loading_s
+    else:
+        seconds = [[*forward, *backward] for forward, backward, _ in parts]
+        passes = at_batch_size(sizes, seconds, size, tensors=sized["tensors"]).tolist()
+        forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
+        loading = [[t.data_loading_s] for t in used]
+        loading_s = float(at_batch_size(sizes, loading, size, tensors=0)[0])
+        how = _how(sizes, size, sized["tensors"], sum(seconds[0]))
+        notes.append(Assumption("layer times", size, "samples", how))
+    if rule:
+        notes.append(Assumption("layer shares", rule, "", "the profile only knows the whole step"))
+    error = together(error_fraction, batch_error(sizes, size))
+    if error is not None:
+        error = round(error, 2)
+        why = f"nine of ten such estimates are within a factor of {1 + error:.2f} of the truth"
+        notes.append(Assumption("compute time error", error, "", why))
+    measured = sizes == [size] and rule is None and near.source.kind == "measured"
+    return Workload(
+        name=profile.name,
+        device=near.device,
+        precision=near.precision,
+        batch_size=size,
+        forward_s=sum(forward),
+        backward_s=sum(backward),
+        optimizer_s=near.optimizer_s,
+        data_loading_s=loading_s,
+        layers=_layers(profile, forward, backward),
+        step_cv=_step_cv(near),
+        activation_bytes=size * sum(layer.activation_bytes for layer in profile.layers),
+        optimizer_state_bytes=profile.parameter_bytes
+        * profile.optimizer_state_bytes_per_parameter_byte,
+        quality="measured" if measured else "estimated",
+        source=near.source,
+        assumptions=tuple(notes),
+        error_fraction=error,
+        **sized,
+    )
+
+
+def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
+    """The timing at ``batch_size``, or the two it lies between, or all of them beyond."""
+    below = [t for t in timings if t.batch_size <= batch_size]
+    above = [t for t in timings if t.batch_size > batch_size]
+    if below and below[-1].batch_size == batch_size:
+        return below[-1:]
+    return [*below[-1:], *above[:1]] if below and above else list(timings)
+
+
+def _how(sizes: Sequence[int], batch_size: int, tensors: int, step_s: float) -> str:
+    """How the times follow from those at ``sizes``, in words."""
+    names = ", ".join(map(str, sizes))
+    if len(sizes) == 1:
+        fixed = launching(tensors, step_s)
+        return f"{fixed:.0%} fixed and the rest proportional, from the profile's {names}"
+    if min(sizes) < batch_size < max(sizes):
+        return f"linear in the batch size from the profile's {names}"
+    return f"a fixed and a proportional part, fitted to the profile's {names}"
+
+
+def _layer_seconds(
+    profile: Profile, timing: Timing, shares: Sequence[float] | None
+) -> tuple[list[float], list[float], str | None]:
+    """Forward and backward seconds per layer, and the rule that made them (None if measured).
+
+    Copies, whatever else a step does, and all passes but the last of an accumulated gradient are
+    in the forward time of the first layer: a worker does them before the pass that communicates.
+    """
+    forward, backward, rule = _shared_seconds(profile, timing, shares)
+    last = 1.0 / timing.accumulation
+    earlier_s = (1.0 - last) * (sum(forward) + sum(backward))
+    forward, backward = [last * t for t in forward], [last * t for t in backward]
+    first_s = forward[0] + earlier_s + timing.copy_s + timing.other_s
+    return [first_s, *forward[1:]], backward, rule
+
+
+def _shared_seconds(
+    profile: Profile, timing: Timing, shares: Sequence[float] | None
+) -> tuple[list[float], list[float], str | None]:
+    """The passes' seconds by layer, and the rule that shared them (None if measured)."""
+    if isinstance(timing.forward_s, tuple) and isinstance(timing.backward_s, tuple):
+        return list(timing.forward_s), list(timing.backward_s), None
+    known = timing.forward_s is not None
+    if not profile.layers:
+        if isinstance(timing.forward_s, float) and isinstance(timing.backward_s, float):
+            return [timing.forward_s], [timing.backward_s], None
+        total = timing.passes_s
+        forward = total / (1.0 + BACKWARD_OVER_FORWARD)
+        return [forward], [total - forward], "backward takes twice forward"
+    if shares is None:
+        flops = [layer.forward_flop for layer in profile.layers]
+        shares = flops if sum(flops) > 0 else [1.0] * len(flops)
+    # the first layer passes no gradient on to an input, so its backward is a single product
+    factors = [BACKWARD_OVER_FORWARD - (i == 0) for i in range(len(shares))]
+    back = [share * factor for share, factor in zip(shares, factors, strict=True)]
+    if known:
+        forward_s, backward_s = total_s(timing.forward_s), total_s(timing.backward_s)
+    else:
+        total = timing.passes_s
+        forward_s = total * sum(shares) / (sum(shares) + sum(back))
+        backward_s = total - forward_s
+    return (
+        [forward_s * share / sum(shares) for share in shares],
+        [backward_s * share / sum(back) for share in back],
+        "roofline-share: each layer's part of the step as its roofline time on the device",
+    )
+
+
+def _layers(
+    profile: Profile, forward: Sequence[float], backward: Sequence[float]
+) -> tuple[WorkloadLayer, ...]:
+    """The resolved layers; none for a coarse profile."""
+    return tuple(
+        WorkloadLayer(layer.name, f, b, tuple(t.bytes for t in reversed(layer.tensors)))
+        for layer, f, b in zip(profile.layers, forward, backward, strict=bool(profile.layers))
+    )
+
+
+def _sizes(profile: Profile) -> dict[str, Any]:
+    if profile.gradients is not None:
+        g = profile.gradients
+        largest = g.largest_bytes if g.largest_bytes is not None else g.bytes / g.tensors
+        return {
+            "gradient_bytes": g.bytes,
+            "tensors": g.tensors,
+            "largest_tensor_bytes": largest,
+        }
+    sizes = [tensor.bytes for layer in profile.layers for tensor in layer.tensors]
+    return {
+        "gradient_bytes": sum(sizes),
+        "tensors": len(sizes),
+        "largest_tensor_bytes": max(sizes),
+    }
+
+
+def _step_cv(timing: Timing) -> float:
+    """Spread of one layer's time, weighted by its length: a lower bound of the step's own."""
+    if not isinstance(timing.forward_std_s, tuple) or not isinstance(timing.backward_std_s, tuple):
+        return 0.0
+    variance = sum(s * s for s in timing.forward_std_s) + sum(s * s for s in timing.backward_std_s)
+    total = total_s(timing.forward_s) + total_s(timing.backward_s)
+    return float(variance**0.5 / total) if total > 0 else 0.0
+
+
+def expanded(workload: Workload) -> Workload:
+    """The workload with layers: itself, or a coarse one spread by the rule *equal-compute*.
+
+    Equal-compute: as many layers as tensors, each with the same forward and backward time; the
+    largest tensor in the last layer (where fully connected heads are), the rest in equal parts.
+    The result is *estimated*.
+    """
+    if workload.layers:
+        return workload
+    n = workload.tensors
+    rest = (workload.gradient_bytes - workload.largest_tensor_bytes) / max(n - 1, 1)
+    sizes = [rest] * (n - 1) + [workload.largest_tensor_bytes]
+    layers = tuple(
+        WorkloadLayer(
+            f"layer{i}",
+            workload.forward_s / n,
+            workload.backward_s / n,
+            (size,) if size > 0 else (),
+        )
+        for i, size in enumerate(sizes)
+    )
+    rule = Assumption(
+        "layer shares",
+        "equal-compute: equal times, largest tensor last",
+        "",
+        "the workload has no layers",
+    )
+    return msgspec.structs.replace(
+        workload,
+        layers=layers,
+        quality="estimated",
+        assumptions=(*workload.assumptions, rule),
+    )
+
+
+def handing_over(workload: Workload, seconds: Callable[[int, float], float]) -> Workload:
+    """The workload as devices do it that hand their gradients over to the network.
+
+    ``seconds`` says how long that takes for so many tensors of so many bytes together; it is part
+    of the backward pass, right after the layer whose gradients they are.
+    """
+    return msgspec.structs.replace(
+        workload,
+        backward_s=workload.backward_s + seconds(workload.tensors, workload.gradient_bytes),
+        layers=tuple(
+            msgspec.structs.replace(
+                layer,
+                backward_s=layer.backward_s
+                + seconds(len(layer.tensor_bytes), sum(layer.tensor_bytes)),
+            )
+            for layer in workload.layers
+        ),
+    )

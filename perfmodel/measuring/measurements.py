@@ -1,0 +1,94 @@
+"""What a network was seen to do: measured times of messages and collectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.provenance import Source
+
+SCHEMA = "perfmodel.measurements/1"
+
+Operation = Literal[
+    "ping_pong",
+    "stream",
+    "messages",
+    "duplex",
+    "incast",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+]
+
+COLLECTIVES: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+
+
+class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An operation on ``bytes`` bytes, ``seconds`` (repetitions,) as long as it took each time.
+
+    - *ping_pong*: half of a round trip between two ranks, ``bytes`` each way.
+    - *stream*: ``bytes`` sent at once from one rank to another, until it has them all.
+    - *messages*: ``count`` messages of ``bytes`` each, one behind the other, until all are there.
+    - *duplex*: two ranks that both send ``bytes`` to each other, until both have them.
+    - *incast*: all ``ranks`` but one send ``bytes`` each to the last at once.
+    - collectives among ``ranks``: *all_reduce* and *broadcast* of ``bytes`` bytes in each rank,
+      *all_gather* to, and *reduce_scatter* of, ``bytes`` bytes in all.
+
+    Attributes
+    ----------
+    ranks : how many took part.
+    at_once : equal operations at the same time on the same links; ``seconds`` is of all of them.
+    """
+
+    operation: Operation
+    bytes: float
+    seconds: tuple[float, ...]
+    ranks: int = 2
+    count: int = 1
+    at_once: int = 1
+
+    def __post_init__(self) -> None:
+        number("bytes", self.bytes)
+        whole_number("ranks", self.ranks, at_least=2)
+        whole_number("count", self.count)
+        whole_number("at_once", self.at_once)
+        if not self.seconds:
+            raise InputError("seconds: at least one repetition is needed")
+        for i, value in enumerate(self.seconds):
+            number(f"seconds[{i}]", value, above=0.0)
+
+
+class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a measurement file holds (schema ``perfmodel.measurements/1``).
+
+    ``backend`` is what moved the bytes: *tcp* (plain sockets), *gloo* or *nccl*. ``nodes`` says on
+    which node each rank was, by number from 0; empty for a node each.
+    """
+
+    schema: Literal["perfmodel.measurements/1"] = "perfmodel.measurements/1"
+    name: str
+    backend: str
+    measurements: tuple[Measurement, ...]
+    source: Source
+    nodes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.measurements:
+            raise InputError("measurements: at least one is needed")
+        for i, node in enumerate(self.nodes):
+            whole_number(f"nodes[{i}]", node, at_least=0)
+
+
+def read_measurements(path: str | Path) -> Measurements:
+    """Read a measurement file.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.base.files.read`.
+    """
+    return files.read(path, Measurements, SCHEMA)

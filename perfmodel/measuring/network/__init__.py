@@ -1,0 +1,1 @@
+"""Measures the links and collectives of a cluster."""

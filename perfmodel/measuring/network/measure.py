@@ -1,0 +1,284 @@
+"""Measure a network among processes of its nodes: messages, streams and collectives.
+
+Rank 0 gives the orders and has the only clock. For every repetition it names the operation, waits
+until all ranks of it are ready, and takes the time until it is done. Where the end is a word from
+another rank, or the beginning a word to the others, that word's way is in that time: it is taken
+off again, as half of the median round trip of such words.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from perfmodel import __version__
+from perfmodel.base.errors import InputError, number, unknown_name, whole_number
+from perfmodel.base.files import ready
+from perfmodel.base.provenance import Source
+from perfmodel.base.units import show
+from perfmodel.measuring.measurements import Measurements, Operation
+from perfmodel.measuring.network.plan import (
+    Advance,
+    Case,
+    Clock,
+    Say,
+    cases,
+    chosen_operations,
+    within,
+)
+from perfmodel.measuring.processes.group import Group, meet
+from perfmodel.measuring.processes.ranks import Place
+
+SECONDS, REPETITIONS, TIMEOUT_S = 20.0, 20, 60.0
+"""What is taken where nothing is said."""
+
+WORDS = 11
+"""Round trips of a word, of which the median counts."""
+
+CALLED: tuple[Operation, ...] = ("incast", "all_reduce", "all_gather", "reduce_scatter")
+"""Operations that others than rank 0 begin, when it says so."""
+ANSWERED: tuple[Operation, ...] = ("stream", "messages", "duplex", "broadcast")
+"""Operations that end somewhere else than at rank 0, which is told."""
+
+
+class Transport(Protocol):
+    """What moves the bytes: one rank's part in operations."""
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """What it can do."""
+
+    def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
+        """The bytes that are really moved where ``size_bytes`` are asked for."""
+
+    def prepare(
+        self, operation: Operation, size_bytes: int, ranks: int, count: int
+    ) -> Callable[[], None]:
+        """Make what needs no measuring, and return this rank's part in the operation."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+def measure(
+    place: Place,
+    *,
+    backend: str = "tcp",
+    sizes_bytes: Sequence[float] | None = None,
+    operations: Sequence[str] | None = None,
+    repetitions: int = REPETITIONS,
+    seconds: float = SECONDS,
+    pause_s: float = 0.0,
+    congestion: str = "",
+    node: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    name: str = "network",
+    say: Say | None = None,
+    progress: Advance | None = None,
+) -> Measurements | None:
+    """Take part in a measurement of all ranks; rank 0 returns what was measured, the others None.
+
+    Parameters
+    ----------
+    place : which rank this is, of how many, and where they meet.
+    backend : *tcp* (plain sockets), or *gloo* or *nccl* of torch.
+    sizes_bytes : sizes of all operations; by default 4 B to 67 MB.
+    operations : by default all that the backend has.
+    repetitions : of each operation and size, after one that does not count.
+    seconds : for all of it, roughly: what takes too long is repeated less, or left out.
+    pause_s : how long the network is idle before each repetition.
+    congestion : TCP's congestion control; "" for the system's.
+    node : number of this rank's node; by default ranks of the same address share one.
+    timeout_s : how long to wait for the others, and for anything without a byte moving.
+    name : what the measurements are called.
+    say : is told what was left out.
+    progress : is told how many cases of how many are done.
+
+    Raises
+    ------
+    InputError : an argument is out of range, or ranks do not agree.
+    LostError : a rank did not come, or has gone.
+    """
+    _check(backend, congestion, repetitions, seconds, pause_s, timeout_s, node)
+    sizes = None if sizes_bytes is None else _sizes(sizes_bytes)
+    arguments = {
+        "--backend": backend,
+        "--sizes": "" if sizes is None else ",".join(f"{size}B" for size in sizes),
+        "--operations": ",".join(operations or ()),
+        "--repetitions": f"{repetitions}",
+        "--seconds": f"{seconds:g}",
+        "--pause": f"{pause_s:g}s",
+        "--congestion": congestion,
+    }
+    group = meet(place, arguments, timeout_s=timeout_s, congestion=congestion, node=node)
+    group.patience_s = timeout_s + seconds + pause_s
+    with group.together():
+        transport, used = _transport(backend, group)
+        try:
+            chosen = chosen_operations(operations, transport.operations, place.ranks)
+            if place.rank:
+                follow(group, transport)
+                return None
+            series = cases(chosen, place.ranks, sizes, transport.size)
+            leader = Leader(group, transport, pause_s)
+            found = within(
+                series,
+                leader.once,
+                seconds=seconds,
+                repetitions=repetitions,
+                idle_s=pause_s,
+                say=say,
+                progress=progress,
+            )
+            leader.end()
+        finally:
+            transport.close()
+    when = f"after pauses of {show(pause_s, 's')}" if pause_s else "back to back"
+    text = (
+        f"perfmodel {__version__}, {place.ranks} ranks on {_nodes(group)}, "
+        f"congestion control {used or 'unknown'}, {when}, "
+        f"by rank 0's clock, less {show(max(leader.one_way_s), 's')} where it waited for a word"
+    )
+    return Measurements(
+        name=name,
+        backend=backend,
+        measurements=tuple(found),
+        nodes=group.nodes,
+        source=Source("measured", text, date=dt.date.today().isoformat()),
+    )
+
+
+def to_json(found: Measurements) -> bytes:
+    """A measurement file, with a line for each measurement."""
+    rest = {
+        name: value for name, value in msgspec.to_builtins(found).items() if name != "measurements"
+    }
+    head = msgspec.json.format(msgspec.json.encode(rest), indent=1).removesuffix(b"\n}")
+    rows = b",\n".join(b"  " + msgspec.json.encode(one) for one in found.measurements)
+    return head + b',\n "measurements": [\n' + rows + b"\n ]\n}\n"
+
+
+def _nodes(group: Group) -> str:
+    found = len(set(group.nodes))
+    return f"{found} nodes" if found > 1 else "1 node"
+
+
+class Leader:
+    """Rank 0: gives orders, and takes the time."""
+
+    def __init__(
+        self, group: Group, transport: Transport, pause_s: float, clock: Clock = time.perf_counter
+    ) -> None:
+        self.group, self.transport, self.pause_s, self.clock = group, transport, pause_s, clock
+        self.one_way_s = [0.0, *(self._one_way(rank) for rank in range(1, group.place.ranks))]
+
+    def once(self, case: Case) -> float:
+        """Do it once; the seconds it took."""
+        members = range(1, case.ranks)
+        for rank in members:
+            self.group.tell(rank, msgspec.to_builtins(case))
+        act = self.transport.prepare(case.operation, case.bytes, case.ranks, case.count)
+        self._hear_all(members)
+        if self.pause_s:
+            time.sleep(self.pause_s)
+        began = self.clock()
+        if case.operation in CALLED:
+            for rank in members:
+                self.group.tell(rank, "go")
+        act()
+        ended = self.clock()
+        self._hear_all(members)
+        if case.operation in ANSWERED:
+            ended = self.clock()
+        took_s = net(case.operation, ended - began, max(self.one_way_s[: case.ranks]))
+        return float(f"{took_s:.6g}")  # no clock has more digits
+
+    def end(self) -> None:
+        """Tell all that it is over."""
+        for rank in range(1, self.group.place.ranks):
+            self.group.tell(rank, None)
+
+    def _hear_all(self, members: range) -> None:
+        for rank in members:
+            self.group.hear(rank)
+
+    def _one_way(self, rank: int) -> float:
+        """Half of the round trip of a word."""
+        trips = []
+        for _ in range(WORDS):
+            began = self.clock()
+            self.group.tell(rank, "word")
+            self.group.hear(rank)
+            trips.append(self.clock() - began)
+        return statistics.median(trips) / 2.0
+
+
+def net(operation: Operation, elapsed_s: float, one_way_s: float) -> float:
+    """What an operation took, of the time that rank 0 saw pass.
+
+    A word that was waited for took ``one_way_s``, but never more than half of what passed: the
+    operation itself goes over the same network.
+
+    >>> net("ping_pong", 0.4, 0.1), net("stream", 0.5, 0.1), net("stream", 0.1, 0.1)
+    (0.2, 0.4, 0.05)
+    """
+    if operation == "ping_pong":
+        return elapsed_s / 2.0
+    return max(elapsed_s - one_way_s, elapsed_s / 2.0)
+
+
+def follow(group: Group, transport: Transport) -> None:
+    """Any other rank: do what rank 0 says, until it says that it is over."""
+    while (order := group.hear(0)) is not None:
+        if order == "word":
+            group.tell(0, "word")
+            continue
+        case = msgspec.convert(order, ready(Case))
+        act = transport.prepare(case.operation, case.bytes, case.ranks, case.count)
+        group.tell(0, "ready")
+        if case.operation in CALLED:
+            group.hear(0)
+        act()
+        group.tell(0, "done")
+
+
+def _sizes(sizes_bytes: Sequence[float]) -> list[int]:
+    for value in sizes_bytes:
+        number("--sizes", value, at_least=1.0)
+    if not sizes_bytes:
+        raise InputError("--sizes: at least one is needed")
+    return sorted({round(value) for value in sizes_bytes})
+
+
+def _check(
+    backend: str, congestion: str, repetitions: int, seconds: float, pause_s: float,
+    timeout_s: float, node: int | None,
+) -> None:  # fmt: skip
+    if backend not in ("tcp", "gloo", "nccl"):
+        raise unknown_name("backend", backend, ("tcp", "gloo", "nccl"))
+    if congestion and backend != "tcp":
+        raise InputError(f"--congestion: only for --backend tcp; {backend} opens its own sockets")
+    whole_number("--repetitions", repetitions)
+    number("--seconds", seconds, above=0.0)
+    number("--pause", pause_s)
+    number("--timeout", timeout_s, above=0.0)
+    if node is not None:
+        whole_number("--node", node, at_least=0)
+
+
+def _transport(backend: str, group: Group) -> tuple[Transport, str]:
+    """What moves the bytes, and the congestion control it uses; "" where that is not known."""
+    if backend == "tcp":
+        from perfmodel.measuring.network.tcp import Sockets
+
+        return Sockets(group), next(iter(group.links.values())).congestion
+    from perfmodel.measuring.processes.torch_backend import Torch
+
+    # gloo leaves its sockets as the system makes them, as those of the group are
+    used = next(iter(group.control.values())).congestion if backend == "gloo" else ""
+    return Torch(backend, group), used

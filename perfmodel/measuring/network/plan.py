@@ -1,0 +1,226 @@
+"""What to measure of a network, and how often, within a given time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.units import show
+from perfmodel.measuring.measurements import COLLECTIVES, Measurement, Operation
+
+SIZES_BYTES = tuple(4**i for i in range(1, 14))
+"""4 B to 67.1 MB."""
+
+FEWEST_BULK_BYTES = 4**8
+"""Smallest default size (65.5 kB) where bandwidth is looked for, and the largest of messages that
+go back to back."""
+
+MOST_MESSAGES, MOST_MESSAGES_BYTES = 200, 4 * 2**20
+"""Messages that go back to back, and how many bytes they are at most together."""
+
+MOST_GROUPS = 8
+"""Up to so many ranks, groups of 2, 3, ... are measured; among more, of 2, 4, 8, ... and of all."""
+
+STEP = 4
+"""How many times as many bytes are risked at once."""
+
+BULK: tuple[Operation, ...] = ("stream", "duplex", "incast")
+
+Clock = Callable[[], float]
+Say = Callable[[str], None]
+Advance = Callable[[int, int], None]
+
+
+class Case(msgspec.Struct, frozen=True):
+    """An operation to measure, as in :class:`perfmodel.measuring.measurements.Measurement`."""
+
+    operation: Operation
+    bytes: int
+    ranks: int = 2
+    count: int = 1
+
+    @property
+    def moved_bytes(self) -> int:
+        """Of all messages."""
+        return self.bytes * self.count
+
+
+Once = Callable[[Case], float]
+"""Does a case once; the seconds it took, which are to be recorded."""
+
+
+def chosen_operations(
+    asked: Sequence[str] | None, offered: Sequence[Operation], ranks: int
+) -> list[Operation]:
+    """The operations to measure, in the order of ``offered``.
+
+    Raises
+    ------
+    InputError : one that the backend does not have, or that needs more ranks.
+    """
+    for name in asked or ():
+        if name not in offered:
+            raise unknown_name("operation", name, offered)
+        if name == "incast" and ranks < 3:
+            raise InputError(f"--operations: incast needs at least 3 ranks, here are {ranks}")
+    able = [one for one in offered if one != "incast" or ranks > 2]
+    return [one for one in able if not asked or one in asked]
+
+
+def cases(
+    operations: Sequence[Operation],
+    ranks: int,
+    sizes_bytes: Sequence[int] | None,
+    real_size: Callable[[Operation, int, int], int],
+) -> list[list[Case]]:
+    """A series of cases, from small to large, for each operation and number of ranks.
+
+    ``real_size`` says how many bytes are moved where so many are asked for.
+    """
+    found = []
+    for operation in operations:
+        for members in members_of(operation, ranks):
+            series = {
+                Case(
+                    operation, real_size(operation, size, members), members, count(operation, size)
+                )
+                for size in sizes_bytes or _default_sizes(operation)
+            }
+            found.append(sorted(series, key=lambda case: case.bytes))
+    return found
+
+
+def count(operation: Operation, size_bytes: int) -> int:
+    """How many messages of a size go in one repetition."""
+    if operation != "messages":
+        return 1
+    return min(max(MOST_MESSAGES_BYTES // size_bytes, 1), MOST_MESSAGES)
+
+
+def _default_sizes(operation: Operation) -> Sequence[int]:
+    if operation in BULK:
+        return [size for size in SIZES_BYTES if size >= FEWEST_BULK_BYTES]
+    if operation == "messages":
+        return [size for size in SIZES_BYTES if size <= FEWEST_BULK_BYTES]
+    return SIZES_BYTES
+
+
+def members_of(operation: Operation, ranks: int) -> list[int]:
+    """How many ranks take part, each in turn."""
+    if operation not in (*COLLECTIVES, "incast"):
+        return [2]
+    fewest = 3 if operation == "incast" else 2
+    if ranks <= MOST_GROUPS:
+        return list(range(fewest, ranks + 1))
+    powers = [2**i for i in range(1, ranks.bit_length()) if fewest <= 2**i < ranks]
+    return [*powers, ranks]
+
+
+def within(
+    series: Sequence[Sequence[Case]],
+    once: Once,
+    *,
+    seconds: float,
+    repetitions: int,
+    idle_s: float = 0.0,
+    say: Say | None = None,
+    progress: Advance | None = None,
+    clock: Clock = time.perf_counter,
+) -> list[Measurement]:
+    """Measure cases in about ``seconds``: each series, of growing sizes, gets its share of them.
+
+    What one leaves goes to those after it. A case is done once for warming up, then as often as
+    fits, at most ``repetitions`` times and at least once; but it is left out, with those after it
+    in its series, where doing it twice would take longer than is left. That is expected from the
+    size before it, and from sizes between them that are not recorded where it is more than
+    ``STEP`` times as large. ``idle_s`` seconds of each repetition do not grow with the size.
+
+    Raises
+    ------
+    InputError : there is no time for anything.
+    """
+    found: list[Measurement] = []
+    until = clock() + seconds
+    done, total = 0, sum(map(len, series))
+    largest = known = 0, 0.0  # bytes moved, and the seconds that took
+    for i, group in enumerate(series):
+        end = clock() + max(until - clock(), 0.0) / (len(series) - i)
+        known = largest
+        for j, case in enumerate(group):
+            for probe in (*_probes(case, known[0]), case):
+                expected_s = _expected(probe, known, idle_s)
+                if probe is case or 2.0 * expected_s > end - clock():
+                    break
+                began = clock()
+                once(probe)
+                known = probe.moved_bytes, clock() - began
+            if 2.0 * expected_s > end - clock():
+                if say is not None:
+                    say(_left_out(group[j:], seconds))
+                break
+            limit = clock() + max(end - clock(), 0.0) / (len(group) - j)
+            values, took_s = _repeated(case, once, repetitions, limit, clock)
+            known = case.moved_bytes, took_s
+            largest = max(largest, known)
+            found.append(
+                Measurement(
+                    operation=case.operation,
+                    bytes=float(case.bytes),
+                    seconds=tuple(values),
+                    ranks=case.ranks,
+                    count=case.count,
+                )
+            )
+            if progress is not None:
+                progress(done + j + 1, total)
+        done += len(group)
+        if progress is not None:
+            progress(done, total)
+    if not found:
+        raise InputError(f"--seconds: {seconds:g} are too few for any of the sizes")
+    return found
+
+
+def _expected(case: Case, known: tuple[int, float], idle_s: float) -> float:
+    """Seconds that a case takes at most, where it moves more than what is ``known``; else 0."""
+    moved, took_s = known
+    if not case.moved_bytes >= moved > 0:
+        return 0.0
+    return idle_s + max(took_s - idle_s, 0.0) * case.moved_bytes / moved
+
+
+def _probes(case: Case, moved_bytes: int) -> list[Case]:
+    """The same with fewer bytes, ``STEP`` times as many each, from above ``moved_bytes`` on."""
+    unit = 4 * case.ranks  # equal parts of whole values
+    found = []
+    size = case.bytes // STEP // unit * unit
+    while size and size * case.count > moved_bytes:
+        found.append(msgspec.structs.replace(case, bytes=size))
+        size = size // STEP // unit * unit
+    return found[::-1]
+
+
+def _repeated(
+    case: Case, once: Once, repetitions: int, limit: float, clock: Clock
+) -> tuple[list[float], float]:
+    """What repetitions took until ``limit``, and the mean of one with all that belongs to it."""
+    began = clock()
+    once(case)
+    values: list[float] = []
+    while True:
+        values.append(once(case))
+        mean_s = (clock() - began) / (len(values) + 1)
+        if len(values) == repetitions or clock() + mean_s > limit:
+            return values, mean_s
+
+
+def _left_out(rest: Sequence[Case], seconds: float) -> str:
+    first = rest[0]
+    more = " and more" if len(rest) > 1 else ""
+    return (
+        f"{first.operation} among {first.ranks} ranks: no {show(first.bytes, 'bytes')}{more}: "
+        f"{show(seconds, 's')} in all are too few"
+    )

@@ -1,0 +1,242 @@
+"""Processes that have met run something together: they share values, stop, and fail together.
+
+A thread listens to each, so that one that fails or vanishes ends all others at once, whatever they
+are waiting for, and all say why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.base.errors import InputError, PerfmodelError
+from perfmodel.measuring.processes.group import Group
+from perfmodel.measuring.processes.sockets import Connection, LostError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+PROBES = 16
+"""Round trips that a clock is compared by; the shortest counts."""
+
+TOLD_WITHIN_S = 10.0
+"""How long a process that has lost another waits to be told why."""
+
+
+class Meeting:
+    """This process among all of a run, the first ``workers`` of which are workers.
+
+    Attributes
+    ----------
+    place : which one it is.
+    token : what all of them know.
+    offset_s : what to add to this process's ``time.monotonic()`` to have that of rank 0.
+    local_host : this machine's address on the way to rank 0.
+    rank_0_host : address of rank 0, as this process reaches it.
+    stopped : set once all workers have done enough, or the time is up.
+
+    Raises
+    ------
+    LostError : one of them has gone.
+    """
+
+    def __init__(self, group: Group, workers: int) -> None:
+        self.place, self.token = group.place, group.token
+        self.local_host, self.rank_0_host = group.local_host, group.rank_0_host
+        self.offset_s = 0.0
+        self.stopped = threading.Event()
+        self._group = group
+        self._peers = group.control
+        self._inbox: dict[int, queue.SimpleQueue[Any]] = {
+            r: queue.SimpleQueue() for r in group.control
+        }
+        self._failure = ""
+        self._failed = threading.Event()
+        self._lock = threading.Lock()
+        self._on_failure: list[Callable[[], None]] = []
+        self._at_end: list[Callable[[], None]] = []
+        self._closing = False
+        self._enough: set[int] = set()
+        self._workers = workers
+        self._compare_clocks()
+        self._listeners = []
+        for rank, peer in self._peers.items():
+            peer.socket.settimeout(None)
+            listener = threading.Thread(target=self._listen, args=(rank,), daemon=True)
+            listener.start()
+            self._listeners.append(listener)
+
+    def _compare_clocks(self) -> None:
+        for peer in self._peers.values():
+            if self.place.rank == 0:
+                _probe(peer)
+            else:
+                while "offset_s" not in (said := peer.receive_object(dict[str, Any])):
+                    peer.send_object(time.monotonic())
+                self.offset_s = said["offset_s"]
+
+    # -- being together ------------------------------------------------------------------------
+
+    def share(self, value: Any) -> list[Any]:
+        """Give a value, and get those of all ranks in their order; all ranks have to call it.
+
+        Values are what JSON can say.
+        """
+        if self.place.rank != 0:
+            self._tell(0, {"value": value})
+            return list(self._next(0))
+        values = [value, *(self._next(rank) for rank in range(1, self.place.ranks))]
+        for rank in self._peers:
+            self._tell(rank, {"value": values})
+        return values
+
+    def enough(self) -> None:
+        """This worker has done enough; it is to go on until ``stopped``."""
+        if self.place.rank == 0:
+            self._has_enough(0)
+        else:
+            self._tell(0, {"enough": True})
+
+    def stop(self) -> None:
+        """Rank 0 tells all to stop."""
+        if not self.stopped.is_set():
+            self.stopped.set()
+            for rank in self._peers:
+                self._tell(rank, {"stop": True})
+
+    def on_failure(self, call: Callable[[], None]) -> None:
+        """Have something called as soon as the run has failed, to end what waits."""
+        with self._lock:
+            failed = bool(self._failure)
+            self._on_failure.append(call)
+        if failed:
+            call()
+
+    def fail(self, text: str) -> None:
+        """The run has failed; all others are told, unless it had failed before."""
+        with self._lock:
+            if self._failure or self._closing:
+                return
+            self._failure = text
+            self._failed.set()
+            calls = list(self._on_failure)
+        for rank in self._peers:
+            self._tell(rank, {"error": text})
+        for inbox in self._inbox.values():
+            inbox.put(_FAILED)
+        for call in calls:
+            call()
+
+    def reason(self, error: PerfmodelError) -> PerfmodelError:
+        """Why the run has failed: where others are missed, what all were told; else ``error``."""
+        if not isinstance(error, LostError):
+            return error
+        self._failed.wait(TOLD_WITHIN_S)
+        return InputError(self._failure or str(error))
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have something called when this process parts, after the others were told why."""
+        self._at_end.append(call)
+
+    def check(self) -> None:
+        """Raise InputError where the run has failed."""
+        if self._failure:
+            raise InputError(self._failure)
+
+    def close(self) -> None:
+        """Part; rank 0 waits for the others to do so."""
+        with self._lock:
+            self._closing = True
+        if self.place.rank == 0:
+            for listener in self._listeners:
+                listener.join(timeout=10.0)
+        else:
+            self._tell(0, {"bye": True})
+        self._hang_up()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _: type[BaseException] | None,
+        error: BaseException | None,
+        ___: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        said = str(error) if isinstance(error, PerfmodelError) else repr(error)
+        self.fail(said if said.startswith("rank ") else f"rank {self.place.rank}: {said}")
+        self._hang_up()
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _tell(self, rank: int, message: dict[str, Any]) -> None:
+        with contextlib.suppress(LostError, OSError), self._lock:
+            self._peers[rank].send_object(message)
+
+    def _next(self, rank: int) -> Any:
+        self.check()
+        value = self._inbox[rank].get()
+        if value is _FAILED:
+            raise InputError(self._failure)
+        return value
+
+    def _listen(self, rank: int) -> None:
+        peer = self._peers[rank]
+        while True:
+            try:
+                said = peer.receive_object(dict[str, Any])
+            except (LostError, OSError, ValueError):
+                self.fail(f"rank {rank} has gone before the end of the run")
+                return
+            if "value" in said:
+                self._inbox[rank].put(said["value"])
+            elif "enough" in said:
+                self._has_enough(rank)
+            elif "stop" in said:
+                self.stopped.set()
+            elif "error" in said:
+                self.fail(said["error"])
+                return
+            else:
+                return
+
+    def _has_enough(self, rank: int) -> None:
+        with self._lock:
+            self._enough.add(rank)
+            all_have = len(self._enough) == self._workers
+        if all_have:
+            self.stop()
+
+    def _hang_up(self) -> None:
+        for peer in self._peers.values():
+            with contextlib.suppress(OSError):
+                peer.socket.shutdown(socket.SHUT_RDWR)
+        self._group.close()
+        for call in self._at_end:
+            call()
+
+
+_FAILED = object()
+
+
+def _probe(peer: Connection) -> None:
+    """Tell a peer what to add to its clock: by the shortest of several round trips."""
+    shortest_s, offset_s = math.inf, 0.0
+    for _ in range(PROBES):
+        begin_s = time.monotonic()
+        peer.send_object({"probe": True})
+        theirs_s = peer.receive_object(float)
+        trip_s = time.monotonic() - begin_s
+        if trip_s < shortest_s:
+            shortest_s, offset_s = trip_s, begin_s + trip_s / 2 - theirs_s
+    peer.send_object({"offset_s": offset_s})

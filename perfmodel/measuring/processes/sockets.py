@@ -1,0 +1,247 @@
+"""Connections between processes of a run over TCP that end with one clear line, never without end.
+
+A wait in which no byte moves for ``timeout_s`` ends with :class:`LostError`, and so does one for a
+process that closes its end. Delays of small messages (Nagle) are off.
+
+How they come about is in :mod:`.connecting`.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, PerfmodelError, unknown_name
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from typing_extensions import Buffer
+
+LARGEST_MESSAGE_BYTES = 2**24
+"""More is taken for something else than a message of ours."""
+
+_LENGTH = struct.Struct("!Q")
+_AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+class LostError(PerfmodelError, ConnectionError):
+    """Another process has gone, says nothing, or was never there."""
+
+
+class Connection:
+    """One end of a TCP connection; ``peer`` is what errors call the other, at ``address``.
+
+    ``send`` and ``receive_into`` move plain bytes. A message is its length (8 bytes, big-endian)
+    and its bytes, an object a message of JSON.
+    """
+
+    def __init__(
+        self, connected: socket.socket, timeout_s: float, peer: str, address: str = ""
+    ) -> None:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.socket = connected
+        self.timeout_s = timeout_s
+        self.peer, self.address = peer, address
+
+    @property
+    def timeout_s(self) -> float:
+        """How long to wait for a byte to move."""
+        return self.socket.gettimeout() or 0.0
+
+    @timeout_s.setter
+    def timeout_s(self, value: float) -> None:
+        self.socket.settimeout(value)
+
+    @property
+    def local_host(self) -> str:
+        """Address of this end, without its port."""
+        return str(self.socket.getsockname()[0])
+
+    @property
+    def remote_host(self) -> str:
+        """Address of the other end, without its port."""
+        return str(self.socket.getpeername()[0])
+
+    @property
+    def congestion(self) -> str:
+        """Congestion control of what this end sends; "" where the system does not say."""
+        return congestion_of(self.socket)
+
+    def send(self, data: Buffer) -> None:
+        """Send the bytes of ``data``, which needs to be contiguous."""
+        rest = _bytes(data)
+        try:
+            while rest:
+                rest = rest[self.socket.send(rest) :]
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def receive_into(self, buffer: Buffer) -> None:
+        """Fill ``buffer`` with the next bytes."""
+        rest = _bytes(buffer)
+        try:
+            while rest:
+                rest = rest[self._some(self.socket.recv_into(rest)) :]
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def send_message(self, data: Buffer) -> None:
+        """Send a message."""
+        view = _bytes(data)
+        header = _LENGTH.pack(len(view))
+        if len(view) < 65536:
+            self.send(header + bytes(view))  # one packet, where it fits
+        else:
+            self.send(header)
+            self.send(view)
+
+    def receive_message(self) -> bytearray:
+        """The next message."""
+        header = bytearray(_LENGTH.size)
+        self.receive_into(header)
+        (length,) = _LENGTH.unpack(header)
+        if length > LARGEST_MESSAGE_BYTES:
+            raise self.no_message()
+        message = bytearray(length)
+        self.receive_into(message)
+        return message
+
+    def send_object(self, value: Any) -> None:
+        """Send what JSON can say."""
+        self.send_message(msgspec.json.encode(value))
+
+    def receive_object(self, kind: Any = Any) -> Any:
+        """The next message, as ``kind``."""
+        message = self.receive_message()
+        try:
+            return msgspec.json.decode(message, type=files.ready(kind))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise self.no_message() from None
+
+    def no_message(self) -> LostError:
+        """The error for something that makes no sense."""
+        return LostError(f"{self.peer}: sent something that is no message")
+
+    def close(self) -> None:
+        """End it; the other end sees that."""
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _some(self, count: int) -> int:
+        if not count:
+            raise LostError(f"{self.peer} has gone")
+        return count
+
+    def _lost(self, error: OSError) -> LostError:
+        if isinstance(error, LostError):
+            return error
+        if isinstance(error, TimeoutError):
+            return LostError(f"{self.peer}: nothing moved for {self.timeout_s:g} s")
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)):
+            return LostError(f"{self.peer} has gone")
+        return LostError(f"{self.peer} has gone ({error.strerror or error})")
+
+
+def _bytes(data: Buffer) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def transfer(
+    outgoing: Sequence[tuple[Connection, Buffer]], incoming: Sequence[tuple[Connection, Buffer]]
+) -> None:
+    """Send and fill all buffers at once; each connection at most once in each list.
+
+    Raises
+    ------
+    LostError : a process has gone, or nothing moved for the first connection's ``timeout_s``.
+    """
+    out = {one.socket: (one, _bytes(data)) for one, data in outgoing}
+    into = {one.socket: (one, _bytes(data)) for one, data in incoming}
+    # an empty buffer is done before it begins
+    out = {key: value for key, value in out.items() if value[1]}
+    into = {key: value for key, value in into.items() if value[1]}
+    while out or into:
+        first = next(iter((out or into).values()))[0]
+        readable, writable = ready(into, out, within_s=first.timeout_s)
+        if not readable and not writable:
+            names = ", ".join(sorted({one.peer for one, _ in (*out.values(), *into.values())}))
+            raise LostError(f"{names}: nothing moved for {first.timeout_s:g} s")
+        for key in readable:
+            _step(into, key, receive=True)
+        for key in writable:
+            _step(out, key, receive=False)
+
+
+def ready(
+    reading: Iterable[socket.socket], writing: Iterable[socket.socket] = (), *, within_s: float
+) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Sockets that can be read and written, as soon as there is one; none when the time is up."""
+    readable, writable, _ = select.select(list(reading), list(writing), [], max(within_s, 0.0))
+    return readable, writable
+
+
+def _step(
+    left: dict[socket.socket, tuple[Connection, memoryview]], key: socket.socket, *, receive: bool
+) -> None:
+    """Move what can be moved on one socket, and forget it when all is done."""
+    one, rest = left[key]
+    try:
+        moved = one._some(key.recv_into(rest)) if receive else key.send(rest)
+    except OSError as error:
+        raise one._lost(error) from None
+    if moved == len(rest):
+        del left[key]
+    else:
+        left[key] = one, rest[moved:]
+
+
+def congestion_of(one: socket.socket) -> str:
+    """The congestion control a socket uses, such as *cubic*; "" where the system does not say."""
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is None:
+        return ""
+    return one.getsockopt(socket.IPPROTO_TCP, option, 16).partition(b"\0")[0].decode()
+
+
+def set_congestion(one: socket.socket, name: str) -> None:
+    """Make a socket use congestion control ``name``; "" leaves the system's.
+
+    Raises
+    ------
+    InputError : the system does not have it, or does not allow it.
+    """
+    if not name:
+        return
+    option = getattr(socket, "TCP_CONGESTION", None)
+    if option is None:
+        raise InputError("--congestion: this system cannot choose it")
+    try:
+        one.setsockopt(socket.IPPROTO_TCP, option, name.encode())
+    except OSError as error:
+        names = _AVAILABLE.read_text().split() if _AVAILABLE.exists() else []
+        if names and name not in names:
+            raise unknown_name("congestion control", name, names) from None
+        raise InputError(f"--congestion: cannot use {name!r}: {error.strerror or error}") from None
+
+
+def printable(text: str) -> str:
+    """``text`` in one line, with control characters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,205 @@
+"""What is measured through ``torch.distributed``: messages and collectives of gloo or NCCL."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from perfmodel.base.errors import InputError
+from perfmodel.measuring.measurements import Operation
+from perfmodel.measuring.network.plan import members_of
+from perfmodel.measuring.processes.group import Group
+from perfmodel.measuring.processes.interfaces import interface_of
+from perfmodel.measuring.processes.sockets import LostError
+
+OPERATIONS: tuple[Operation, ...] = (
+    *("ping_pong", "all_reduce", "all_gather", "reduce_scatter", "broadcast"),
+)
+VALUE_BYTES = 4
+"""Of a float32."""
+
+INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
+"""Variables that say through which network interface a backend goes."""
+
+
+class Torch:
+    """One rank's part in operations of a backend, among the first 2, 3, ... or all ranks.
+
+    Raises
+    ------
+    InputError : torch is not installed, or cannot use the backend here.
+    LostError : the ranks cannot connect.
+    """
+
+    def __init__(self, backend: str, group: Group) -> None:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        try:
+            import torch
+            import torch.distributed as dist
+        except ImportError:
+            raise InputError(
+                f"--backend {backend}: needs torch: pip install 'perfmodel[torch]'"
+            ) from None
+        self._dist, self._torch, self._backend = dist, torch, backend
+        if not getattr(dist, f"is_{backend}_available")():
+            raise InputError(f"--backend {backend}: this build of torch does not have it")
+        if dist.is_initialized():
+            raise InputError(f"--backend {backend}: torch.distributed is in use already")
+        self.rank, ranks = group.place.rank, group.place.ranks
+        self._device = torch.device("cpu")
+        if backend == "nccl":
+            self._device = torch.device("cuda", _device_index(torch, group))
+            torch.cuda.set_device(self._device)
+        choose_interface(backend, group.local_host)
+        self._buffers: dict[str, Any] = {}
+        timeout = timedelta(seconds=group.patience_s)
+        try:
+            store = _store(dist, group, timeout)
+            dist.init_process_group(
+                backend, store=store, rank=self.rank, world_size=ranks, timeout=timeout
+            )
+            self._groups = {
+                members: dist.new_group(range(members)) if members < ranks else dist.group.WORLD
+                for members in members_of("all_reduce", ranks)
+            }
+        except RuntimeError as error:
+            raise self._failed(error) from None
+        self.operations = tuple(one for one in OPERATIONS if self._has(one, ranks))
+
+    def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
+        """The bytes that are really moved where ``size_bytes`` are asked for."""
+        unit = VALUE_BYTES
+        if operation in ("all_gather", "reduce_scatter"):
+            unit *= ranks  # each has an equal part
+        return max(-(-size_bytes // unit), 1) * unit
+
+    def prepare(
+        self, operation: Operation, size_bytes: int, ranks: int, count: int
+    ) -> Callable[[], None]:
+        """Make what needs no measuring, and return this rank's part in the operation."""
+        dist, whole = self._dist, self._buffer("whole", size_bytes)
+        if operation == "ping_pong":
+            return self._guarded(lambda: self._ping_pong(whole))
+        group = self._groups[ranks]
+        if operation == "all_reduce":
+            return self._guarded(lambda: dist.all_reduce(whole, group=group))
+        if operation == "broadcast":
+            return self._guarded(lambda: dist.broadcast(whole, 0, group=group))
+        part = self._buffer("part", size_bytes // ranks)
+        if operation == "all_gather":
+            gather = _either(dist, "all_gather_single", "all_gather_into_tensor")
+            return self._guarded(lambda: gather(whole, part, group=group))
+        scatter = _either(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+        return self._guarded(lambda: scatter(part, whole, group=group))
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self._dist.is_initialized():
+            self._dist.destroy_process_group()
+
+    def _ping_pong(self, whole: Any) -> None:
+        steps = (self._dist.send, self._dist.recv)
+        for step in steps if self.rank == 0 else reversed(steps):
+            step(whole, 1 - self.rank)
+
+    def _guarded(self, act: Callable[[], Any]) -> Callable[[], None]:
+        """Do it to its end, on the device too; what fails is said in one line."""
+
+        def guarded() -> None:
+            try:
+                act()
+                if self._backend == "nccl":
+                    self._torch.cuda.synchronize(self._device)
+            except RuntimeError as error:
+                raise self._failed(error) from None
+
+        return guarded
+
+    def _failed(self, error: RuntimeError) -> LostError:
+        return LostError(f"{self._backend}: {str(error).strip().splitlines()[0]}")
+
+    def _has(self, operation: Operation, ranks: int) -> bool:
+        """Whether the backend can do it; all ranks find the same."""
+        if operation == "ping_pong":
+            return True
+        try:
+            self.prepare(operation, VALUE_BYTES * ranks, ranks, 1)()
+        except (LostError, NotImplementedError, AttributeError):
+            return False
+        return True
+
+    def _buffer(self, name: str, size_bytes: int) -> Any:
+        """Values that are there already; zeros, so that sums stay zero."""
+        values = size_bytes // VALUE_BYTES
+        kept = self._buffers.get(name)
+        if kept is None or len(kept) < values:
+            kept = self._torch.empty(values, dtype=self._torch.float32, device=self._device)
+            self._buffers[name] = kept.fill_(0.0)
+        return self._buffers[name][:values]
+
+
+def _either(dist: Any, name: str, former: str) -> Any:
+    """A function of torch by its name, or by the one it had before."""
+    return getattr(dist, name, None) or getattr(dist, former)
+
+
+def _store(dist: Any, group: Group, timeout: timedelta) -> Any:
+    """Where the ranks find each other's addresses: at rank 0, on a free port."""
+    place = group.place
+    if place.rank:
+        group.tell(0, "here")  # who cannot come this far says so first
+        return store(dist, group.rank_0_host, group.hear(0), place.ranks, timeout)
+    for rank in range(1, place.ranks):
+        group.hear(rank)
+    made = store(dist, group.rank_0_host, None, place.ranks, timeout)
+    for rank in range(1, place.ranks):
+        group.tell(rank, made.port)
+    return made
+
+
+def store(dist: Any, host: str, port: int | None, ranks: int, timeout: timedelta) -> Any:
+    """The TCPStore of all ranks at rank 0, ``host``; a new one where there is no ``port`` yet.
+
+    A new one listens on this address alone; by itself it would on all of the machine.
+    """
+    if port is not None:
+        return dist.TCPStore(host, port, ranks, is_master=False, timeout=timeout)
+    with socket.create_server((host, 0), family=_family(host)) as listening:
+        port = listening.getsockname()[1]
+        made = dist.TCPStore(
+            host, port, ranks, is_master=True, wait_for_workers=False, timeout=timeout,
+            # libuv's server of older releases refuses a socket that is bound already
+            master_listen_fd=listening.fileno(), use_libuv=False,
+        )  # fmt: skip
+        listening.detach()  # the store's from now on
+    return made
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _device_index(torch: Any, group: Group) -> int:
+    """The GPU of this rank: ranks of one node take one each."""
+    own = group.place.rank
+    index = group.nodes[:own].count(group.nodes[own])
+    found = torch.cuda.device_count()
+    if index >= found:
+        raise InputError(
+            f"--backend nccl: needs a GPU for each rank; rank {own} is number {index + 1} on its "
+            f"node, GPUs there: {found}"
+        )
+    return index
+
+
+def choose_interface(backend: str, host: str) -> None:
+    """Send a backend through the interface of address ``host``, where the user says nothing.
+
+    By itself gloo takes that of the host's name, which often leads to the loopback.
+    """
+    name = interface_of(host)
+    if name:
+        os.environ.setdefault(INTERFACES[backend], name)

@@ -1,0 +1,1 @@
+"""Runs small training jobs and records how fast they are."""

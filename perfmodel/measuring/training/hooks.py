@@ -1,0 +1,138 @@
+"""A real model trained with a parameter server: hooks push gradients and wait for parameters."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.measuring.training.emulated import ELEMENT_BYTES, Array
+from perfmodel.measuring.training.worker import Client
+from perfmodel.profiler.libraries import import_torch
+from perfmodel.profiler.training import Training
+
+
+class HookedModel:
+    """A model whose layers wait for their parameters, and push their gradients when all are there.
+
+    A layer is a module that has parameters of its own and is called; modules that are not called
+    by themselves, but have their parameters used, belong to the one around them. Layers are in the
+    order in which the first forward pass calls them.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._torch = import_torch()
+        self._training = training
+        self.layers = _layers(training, self._torch)
+        self._layer_of = {id(p): i for i, (_, ps) in enumerate(self.layers) for p in ps}
+        self._missing = [0] * len(self.layers)
+        self._fresh = [True] * len(self.layers)
+        self._exchange: Client | None = None
+        self._waited_s = 0.0
+        modules = dict(training.model.named_modules())
+        for index, (name, parameters) in enumerate(self.layers):
+            modules[name].register_forward_pre_hook(lambda *_, index=index: self._refresh(index))
+            for parameter in parameters:
+                parameter.register_post_accumulate_grad_hook(self._ready)
+
+    @property
+    def workload(self) -> Workload:
+        """The layers' gradients; their times are not known."""
+        return Workload.of(
+            self._training.built.name,
+            [
+                WorkloadLayer(
+                    name, 0.0, 0.0, tuple(float(p.numel() * ELEMENT_BYTES) for p in reversed(ps))
+                )
+                for name, ps in self.layers
+            ],
+            batch_size=self._training.batch_size,
+        )
+
+    def values(self, layer: int) -> Array:
+        """A layer's parameters, all in one array."""
+        return _flat([p.detach() for p in self.layers[layer][1]], self._torch)
+
+    def iteration(self, exchange: Client) -> float:
+        """Forward and backward pass; returns the seconds in which it did not wait."""
+        self._exchange = exchange
+        self._fresh = [False] * len(self.layers)
+        self._missing = [len(parameters) for _, parameters in self.layers]
+        begin_s, self._waited_s = time.monotonic(), 0.0
+        batch = self._training.next_batch()
+        for parameter in self._training.model.parameters():
+            parameter.grad = None
+        self._training.compute_loss(self._training.model, batch).backward()
+        for index in reversed(range(len(self.layers))):
+            if self._missing[index]:  # a parameter that the loss does not depend on
+                self._push(index)
+        return time.monotonic() - begin_s - self._waited_s
+
+    def finish(self, exchange: Client) -> None:
+        """Take the last parameters."""
+        self._exchange = exchange
+        self._fresh = [False] * len(self.layers)
+        for index in range(len(self.layers)):
+            self._refresh(index)
+
+    def _refresh(self, index: int) -> None:
+        if self._fresh[index] or self._exchange is None:
+            return
+        self._fresh[index] = True
+        begin_s = time.monotonic()
+        came_s = self._exchange.wait(index)
+        self._waited_s += time.monotonic() - begin_s
+        if came_s < 0.0:
+            return  # nothing was pushed yet
+        flat = self._torch.from_numpy(self._exchange.parameters[index])
+        first = 0
+        with self._torch.no_grad():
+            for parameter in self.layers[index][1]:
+                part = flat[first : first + parameter.numel()]
+                parameter.copy_(part.view(parameter.shape))
+                first += parameter.numel()
+
+    def _ready(self, parameter: Any) -> None:
+        index = self._layer_of[id(parameter)]
+        self._missing[index] -= 1
+        if self._missing[index] == 0:
+            self._push(index)
+
+    def _push(self, index: int) -> None:
+        self._missing[index] = 0
+        torch, parameters = self._torch, self.layers[index][1]
+        made = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        if self._exchange is not None:
+            self._exchange.push(index, _flat(made, torch))
+
+
+def _layers(training: Training, torch: Any) -> list[tuple[str, list[Any]]]:
+    """Names of called modules and the trainable parameters that are theirs."""
+    model = training.model
+    called: dict[str, None] = {}
+    hooks = [
+        module.register_forward_pre_hook(lambda *_, name=name: called.setdefault(name))
+        for name, module in model.named_modules()
+    ]
+    try:
+        with torch.no_grad():
+            training.compute_loss(model, training.next_batch())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found: dict[str, list[Any]] = {name: [] for name in called}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            owner = name.rpartition(".")[0]
+            while owner not in called:
+                owner = owner.rpartition(".")[0]
+            found[owner].append(parameter)
+    return [(name, parameters) for name, parameters in found.items() if parameters]
+
+
+def _flat(tensors: list[Any], torch: Any) -> Array:
+    """Tensors one behind the other, as float32 on the host, in an array of their own."""
+    joined = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
+    return np.asarray(joined.cpu().numpy(), np.float32)

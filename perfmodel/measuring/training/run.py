@@ -1,0 +1,136 @@
+"""A real training run as a file: what was run, and what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.provenance import Source
+
+SCHEMA = "perfmodel.run/1"
+
+MOST_DIGITS = 9
+"""Of a staleness."""
+
+
+class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a run was seen to do, after its warm-up.
+
+    Attributes
+    ----------
+    iterations : that were measured, of each worker.
+    warmup : that were not, before them.
+    iteration_s : workers / (iterations of all workers per second).
+    iteration_std_s : standard deviation of one iteration, over all workers.
+    worker_iteration_s : mean iteration of each worker, (workers,).
+    samples_per_s : of all workers together.
+    compute_s : mean seconds of an iteration in which a worker computed.
+    idle_fraction : of a worker's time in which it did not.
+    staleness : how often an update was how stale; keys are staleness values as text. None where
+        it is always zero.
+    update_per_tensor_s, update_per_byte_s : what applying a pushed tensor took the server; None
+        where there is none, or where the tensors tell them not apart.
+    sent_bytes : that a worker sent in an iteration.
+    """
+
+    iterations: int
+    warmup: int
+    iteration_s: float
+    iteration_std_s: float
+    worker_iteration_s: tuple[float, ...]
+    samples_per_s: float
+    compute_s: float
+    idle_fraction: float
+    staleness: dict[str, int] | None = None
+    update_per_tensor_s: float | None = None
+    update_per_byte_s: float | None = None
+    sent_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("iterations", self.iterations)
+        whole_number("warmup", self.warmup, at_least=0)
+        for name in ("iteration_s", "samples_per_s"):
+            number(name, getattr(self, name), above=0.0)
+        for i, value in enumerate(self.worker_iteration_s):
+            number(f"worker_iteration_s[{i}]", value, above=0.0)
+        for name in ("iteration_std_s", "compute_s"):
+            number(name, getattr(self, name))
+        number("idle_fraction", self.idle_fraction, at_least=-1.0, at_most=1.0)
+        for name in ("update_per_tensor_s", "update_per_byte_s", "sent_bytes"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name))
+        for stale, count in (self.staleness or {}).items():
+            if not (stale.isascii() and stale.isdigit() and len(stale) <= MOST_DIGITS):
+                raise InputError(f"staleness: expected whole numbers as keys, got {stale!r}")
+            whole_number(f"staleness[{stale}]", count, at_least=0)
+        if self.staleness and not any(self.staleness.values()):
+            raise InputError("staleness: counts no update")
+
+    @property
+    def mean_staleness(self) -> float | None:
+        """Mean over all updates; None where there is no staleness."""
+        if not self.staleness:
+            return None
+        total = sum(self.staleness.values())
+        return sum(int(stale) * count for stale, count in self.staleness.items()) / total
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A training run (schema ``perfmodel.run/1``).
+
+    Attributes
+    ----------
+    workload : name of the workload that was trained.
+    batch_size : samples of a worker and iteration.
+    arch, options : architecture and options that say the same to ``make_job``.
+    jitter : as text for ``make_job``; empty where the run added none.
+    emulated : whether the accelerator was emulated by waits of the workload's times.
+    device : of those times; empty for the workload's default.
+    """
+
+    schema: Literal["perfmodel.run/1"] = "perfmodel.run/1"
+    name: str
+    workload: str
+    batch_size: int
+    workers: int
+    arch: str
+    options: dict[str, str | int | float | bool]
+    measured: Measured
+    source: Source
+    jitter: str = ""
+    emulated: bool = False
+    device: str = ""
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size)
+        whole_number("workers", self.workers)
+        if len(self.measured.worker_iteration_s) != self.workers:
+            raise InputError(
+                f"measured.worker_iteration_s: {len(self.measured.worker_iteration_s)} values for "
+                f"{self.workers} workers"
+            )
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of ``make_job`` that describe the run, but for its workload and cluster."""
+        given: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "workers": self.workers,
+            "arch": self.arch,
+            "options": dict(self.options),
+        }
+        given |= {"jitter": self.jitter} if self.jitter else {}
+        return given | ({"device": self.device} if self.device else {})
+
+
+def read_run(path: str | Path) -> Run:
+    """Read the file of a run.
+
+    Raises
+    ------
+    InputError : see :func:`perfmodel.base.files.read`.
+    """
+    return files.read(path, Run, SCHEMA)

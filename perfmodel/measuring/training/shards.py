@@ -1,0 +1,155 @@
+"""What a parameter server does with pushes, sockets apart: apply, count, and answer in turn."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.architectures.ps.options import Options
+from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.inputs.workload import Workload
+from perfmodel.measuring.training.emulated import ELEMENT_BYTES
+
+Array = NDArray[np.float32]
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What a layer keeps on a server: elements ``first`` to ``last`` of all of the layer's.
+
+    ``tensors`` are how many tensors, or parts of tensors, these are.
+    """
+
+    layer: int
+    server: int
+    first: int
+    last: int
+    tensors: float
+
+    @property
+    def elements(self) -> int:
+        """How many there are."""
+        return self.last - self.first
+
+
+def pieces_of(workload: Workload, servers: int) -> list[Piece]:
+    """Place a workload's layers on servers as the model does by default, in backward order.
+
+    A layer's pieces have the sizes that the model gives them, in whole elements, and follow each
+    other in the layer: which of its elements are where makes no difference to a network.
+    """
+    slices = slices_of(workload, Options(servers=servers))
+    end_bytes: dict[int, float] = {}
+    found = []
+    for layer, server, size, tensors in zip(
+        slices.layer.tolist(),
+        slices.server.tolist(),
+        slices.bytes.tolist(),
+        slices.tensors.tolist(),
+        strict=True,
+    ):
+        start = end_bytes.get(layer, 0.0)
+        end = end_bytes[layer] = start + size
+        ends = (round(start / ELEMENT_BYTES), round(end / ELEMENT_BYTES))
+        found.append(Piece(layer, server, *ends, tensors))
+    return found
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """New parameters of a piece for a worker. The array is never written to again."""
+
+    worker: int
+    piece: int
+    values: Array
+
+
+class Shard:
+    """The pieces of one server.
+
+    A push is applied at once, and answered when no worker that still trains is more than ``bound``
+    pushes of the same piece behind: 0 is bulk-synchronous, infinity asynchronous, and what is
+    between stale-synchronous (Ho et al., NIPS 2013). Staleness is counted for each update: the
+    updates of the piece between what the worker got last and this one.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], *, workers: int, bound: float, learning_rate: float
+    ) -> None:
+        self.values: list[Array] = [np.zeros(size, np.float32) for size in sizes]
+        self.staleness: Counter[int] = Counter()
+        self.updates = [0] * len(sizes)
+        self._bound = bound
+        self._rate = np.float32(learning_rate)
+        self._training = set(range(workers))
+        self._pushed = [[0] * workers for _ in sizes]
+        self._read = [[0] * workers for _ in sizes]
+        self._waiting: list[list[int]] = [[] for _ in sizes]
+
+    def begin(self, piece: int, worker: int, values: Array) -> Reply:
+        """Set the initial values of a piece."""
+        self.values[piece] = values.copy()
+        return Reply(worker, piece, self.values[piece])
+
+    def push(self, piece: int, worker: int, gradient: Array, *, counted: bool) -> list[Reply]:
+        """Apply a gradient, which is overwritten; returns whom to answer now.
+
+        Where ``counted``, its staleness is.
+        """
+        np.multiply(gradient, self._rate, out=gradient)
+        # a new array: the one before may still be on its way to workers
+        self.values[piece] = np.subtract(self.values[piece], gradient)
+        if counted and len(self._training) == len(self._pushed[piece]):
+            self.staleness[self.updates[piece] - self._read[piece][worker]] += 1
+        self.updates[piece] += 1
+        self._pushed[piece][worker] += 1
+        self._waiting[piece].append(worker)
+        return self._answers(piece)
+
+    def leave(self, worker: int) -> list[Reply]:
+        """A worker trains no more: nobody waits for it any longer."""
+        self._training.discard(worker)
+        return [reply for piece in range(len(self.values)) for reply in self._answers(piece)]
+
+    def _answers(self, piece: int) -> list[Reply]:
+        pushed, read = self._pushed[piece], self._read[piece]
+        slowest = min((pushed[worker] for worker in self._training), default=math.inf)
+        now = [w for w in self._waiting[piece] if slowest >= pushed[w] - self._bound]
+        self._waiting[piece] = [w for w in self._waiting[piece] if w not in now]
+        for worker in now:
+            read[worker] = self.updates[piece]
+        return [Reply(worker, piece, self.values[piece]) for worker in now]
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """Seconds that updates of pieces of one shape took: their median."""
+
+    tensors: float
+    bytes: float
+    seconds: float
+
+
+TOLD_APART = 2.0
+"""Factor by which the bytes of a tensor have to differ among pieces, so that what a tensor costs
+can be told from what a byte costs."""
+
+
+def update_cost(applied: Sequence[Applied]) -> tuple[float | None, float | None]:
+    """Seconds of an update for each tensor and for each byte, neither negative.
+
+    Least squares of relative errors; the medians keep interruptions out. (None, None) where the
+    pieces are too much alike.
+    """
+    per_tensor = [one.bytes / one.tensors for one in applied if one.seconds > 0.0]
+    if not per_tensor or max(per_tensor) < TOLD_APART * min(per_tensor):
+        return None, None
+    from scipy.optimize import nnls
+
+    rows = [(a.tensors / a.seconds, a.bytes / a.seconds) for a in applied if a.seconds > 0.0]
+    matrix = np.array(rows)
+    scale = matrix.max(axis=0)
+    found, _ = nnls(matrix / scale, np.ones(len(rows)))
+    return float(found[0] / scale[0]), float(found[1] / scale[1])

@@ -1,0 +1,1 @@
+"""An iteration as phases, one after the other: plain arithmetic on numbers, arrays or symbols."""

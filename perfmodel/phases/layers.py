@@ -1,0 +1,260 @@
+"""When gradients are ready, layer by layer, and when the last of them is sent."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perfmodel.base.quantities import Quantity, maximum
+from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.theory.overlap import blend
+
+Send = Callable[[list[Quantity]], Quantity]
+"""From when each message is ready to when the last of them has been sent."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one layer keeps at one place: the number of the place, bytes, and tensors."""
+
+    place: int
+    bytes: float
+    tensors: float
+
+
+class Stage(NamedTuple):
+    """What each part of a gradient passes: how long that keeps a line busy, for each tensor and
+    each byte; and how many times longer it takes, where a line is several at once."""
+
+    per_tensor_s: Quantity
+    per_byte_s: Quantity
+    longer: Quantity = 1.0
+
+
+class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
+    """Layers with parameters in forward order; what the others compute counts for the one before.
+
+    All of length layers: ``forward_s``, ``backward_s``, ``parts`` of the gradients, and ``index``,
+    the number of the layer in the workload. ``first_s`` is forward computation before the first of
+    them, ``last_s`` backward computation after it.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    parts: tuple[tuple[Part, ...], ...]
+    index: tuple[int, ...]
+    first_s: float
+    last_s: float
+
+    @classmethod
+    def of(cls, workload: Workload) -> Layers:
+        """The layers of a workload, each in one part."""
+        rows: list[tuple[float, float, tuple[Part, ...], int]] = []
+        first = last = 0.0
+        for index, layer in enumerate(expanded(workload).layers):
+            forward, backward = layer.forward_s, layer.backward_s
+            if layer.tensor_bytes:
+                part = Part(0, sum(layer.tensor_bytes), float(len(layer.tensor_bytes)))
+                rows.append((forward, backward, (part,), index))
+            elif rows:
+                f, b, parts, i = rows[-1]
+                rows[-1] = (f + forward, b + backward, parts, i)
+            else:
+                first, last = first + forward, last + backward
+        forwards, backwards, every, numbers = zip(*rows, strict=True)
+        return cls(forwards, backwards, every, numbers, first, last)
+
+    def placed(self, parts: Mapping[int, Sequence[Part]]) -> Layers:
+        """The same layers, with their gradients' ``parts`` by number of the layer."""
+        return msgspec.structs.replace(self, parts=tuple(tuple(parts[i]) for i in self.index))
+
+    def scaled_like(self, without: Layers, times: Quantity) -> Layers:
+        """The layers whose ``times``-fold has only what is in ``without`` ``times``-fold.
+
+        The rest of backward, such as handing over, does not grow with the batch.
+        """
+        return msgspec.structs.replace(
+            self,
+            backward_s=tuple(
+                less + (more - less) / times
+                for less, more in zip(without.backward_s, self.backward_s, strict=True)
+            ),
+        )
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns, called once: for what follows from the layers and ``name``."""
+        known = self.__dict__.setdefault("known", {})
+        if name not in known:
+            known[name] = make()
+        return known[name]
+
+    @functools.cached_property
+    def bytes(self) -> tuple[float, ...]:
+        """Of each layer's gradients."""
+        return tuple(sum(part.bytes for part in parts) for parts in self.parts)
+
+    def overlapped_s(
+        self,
+        scale: Quantity,
+        send: Send,
+        numbers: Sequence[int],
+        *,
+        encode_per_byte_s: float = 0.0,
+    ) -> list[Quantity]:
+        """Until all gradients are computed, and until all messages are sent.
+
+        Message k may be sent once backward has made the gradients of layer ``numbers[k]``; ``send``
+        says, from when each is ready, when the last has been sent.
+        """
+        computed: Quantity = 0.0
+        ready: dict[int, Quantity] = {}
+        sizes = self.bytes[::-1]
+        for number, seconds, size in zip(
+            self.index[::-1], self.backward_s[::-1], sizes, strict=True
+        ):
+            computed = computed + (seconds * scale + encode_per_byte_s * size)
+            ready[number] = computed
+        computed = computed + self.last_s * scale
+        return [computed, maximum(computed, send([ready[number] for number in numbers]))]
+
+    def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
+        r"""Until forward is over, if each layer waits for its own parameters.
+
+        These arrive in forward order, from each place one after the other, in ``per_byte_s``;
+        computation takes ``scale`` times as profiled. From one place:
+
+        .. math:: \max_l \left( x \sum_{j \le l} s_j + \sum_{j \ge l} f_j \right)
+        """
+        arrived: dict[int, Quantity] = {}
+        computed = self.first_s * scale
+        for seconds, parts in zip(self.forward_s, self.parts, strict=True):
+            for part in parts:
+                arrived[part.place] = arrived.get(part.place, 0.0) + part.bytes * per_byte_s
+                computed = maximum(computed, arrived[part.place])
+            computed = computed + seconds * scale
+        return computed
+
+    def backward_and_send_s(
+        self,
+        scale: Quantity,
+        stages: Sequence[Stage],
+        *,
+        encode_per_byte_s: float = 0.0,
+        latency_s: Quantity = 0.0,
+        overlap: bool = True,
+        ahead: bool = False,
+    ) -> list[Quantity]:
+        r"""Until all gradients are computed, until they have passed each of the ``stages``, and
+        until ``latency_s`` after that.
+
+        A stage is a link, or a server's updates. Each place has stages of its own, which handle one
+        part after the other. With one stage:
+
+        .. math:: \max_l \left( \sum_{j \ge l} b_j + x \sum_{j \le l} s_j \right)
+
+        Without ``overlap`` nothing enters the first stage before all gradients are computed. With
+        ``ahead`` the next forward pass begins then, with the layers before the first of these.
+        """
+        computed: Quantity = 0.0
+        made: list[Quantity] = []
+        for seconds, size in zip(self.backward_s[::-1], self.bytes[::-1], strict=True):
+            computed = computed + (seconds * scale + encode_per_byte_s * size)
+            made.append(computed)
+        computed = computed + self.last_s * scale
+        free: list[dict[int, Quantity]] = [{} for _ in stages]
+        several = [not (isinstance(s.longer, float) and s.longer == 1.0) for s in stages]
+        over: list[Quantity] = [0.0 for _ in stages]
+        timed = [not is_nothing(stage.per_tensor_s) for stage in stages]
+        for ready, parts in zip(made, self.parts[::-1], strict=True):
+            for part in parts:
+                end = ready if overlap else computed
+                for k, (per_tensor_s, per_byte_s, longer) in enumerate(stages):
+                    begin = maximum(end, free[k].get(part.place, 0.0))
+                    busy = part.bytes * per_byte_s
+                    if timed[k]:
+                        busy = busy + part.tensors * per_tensor_s
+                    end = free[k][part.place] = begin + busy
+                    if several[k]:
+                        end = begin + longer * busy
+                        over[k] = maximum(over[k], end)
+        ends = [
+            maximum(0.0, *places.values(), late) for places, late in zip(free, over, strict=True)
+        ]
+        if ahead:
+            computed = computed + self.first_s * scale
+        return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
+
+
+def is_nothing(value: Quantity) -> bool:
+    """Whether a quantity is 0 and nothing else: arrays of it are not worth the time."""
+    return isinstance(value, float) and value == 0.0
+
+
+class Whole(msgspec.Struct, frozen=True, eq=False):
+    r"""A model as a whole, in the place of its layers: what overlaps is blended.
+
+    Two times that overlap take their p-norm together, with p the ``sharpness``: with 1 they follow
+    each other, with infinity the longer one hides the shorter one. No layers need to be known, and
+    formulas stay short; but how much is hidden is a guess, where :class:`Layers` work it out.
+    ``part`` of the gradients are on the place that has most of them.
+    """
+
+    forward_s: Quantity
+    backward_s: Quantity
+    gradient_bytes: Quantity
+    tensors: Quantity
+    sharpness: float = math.inf
+    part: Quantity = 1.0
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns."""
+        return make()
+
+    @property
+    def bytes(self) -> tuple[Quantity, ...]:
+        """Of all gradients."""
+        return (self.gradient_bytes,)
+
+    def beside_s(self, *seconds: Quantity) -> Quantity:
+        """What takes so long overlaps."""
+        return functools.reduce(lambda a, b: blend(a, b, self.sharpness), seconds)
+
+    def overlapped_s(
+        self,
+        scale: Quantity,
+        send: Send,
+        numbers: Sequence[int],
+        *,
+        encode_per_byte_s: float = 0.0,
+    ) -> list[Quantity]:
+        """Until all gradients are computed, and until all messages are sent."""
+        computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
+        return [computed, self.beside_s(computed, send([0.0 * computed for _ in numbers]))]
+
+    def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
+        """Until forward is over."""
+        return self.beside_s(self.forward_s * scale, self.part * self.gradient_bytes * per_byte_s)
+
+    def backward_and_send_s(
+        self,
+        scale: Quantity,
+        stages: Sequence[Stage],
+        *,
+        encode_per_byte_s: float = 0.0,
+        latency_s: Quantity = 0.0,
+        overlap: bool = True,
+        ahead: bool = False,
+    ) -> list[Quantity]:
+        """Until all gradients are computed, until they have passed each of the ``stages``, and
+        until ``latency_s`` after that."""
+        computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
+        begun, end = (0.0, computed) if overlap else (computed, 0.0)
+        ends = [computed]
+        for each, per_byte, _ in stages:
+            seconds = self.part * (self.tensors * each + self.gradient_bytes * per_byte)
+            end = self.beside_s(end, seconds)
+            ends.append(begun + end)
+        return [*ends, ends[-1] + latency_s]

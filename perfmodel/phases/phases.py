@@ -1,0 +1,117 @@
+"""What a coarse model is made of: the quantities it is written in, and the phases it consists of.
+
+A coarse model is one function of an architecture, from a :class:`Job` and :class:`Quantities` to
+:class:`Phases`. The job says how training goes (options, which layers travel together); all numbers
+come from the quantities, of which each may be a float, an array that broadcasts with the others,
+or a SymPy symbol (see :mod:`perfmodel.base.quantities`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from perfmodel.base.quantities import Quantity, maximum
+
+
+class Phase(msgspec.Struct, frozen=True, eq=False):
+    """A part of an iteration that nothing hides: its time, and what a worker waits for in it.
+
+    ``cause`` is one of :data:`perfmodel.graph.op_graph.CAUSES`, or *compute*.
+    """
+
+    seconds: Quantity
+    cause: str
+
+
+class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """A coarse model's answer: the phases of a worker's mean iteration.
+
+    Attributes
+    ----------
+    parts : phases by name, one after the other; together they are the iteration.
+    busy_s : by resource, seconds that it is busy in an iteration, for all workers that share it.
+    updates : how often an iteration of one worker updates the model.
+    staleness : mean version staleness.
+    spread : coefficient of variation of the time between two updates of a worker, which spreads
+        the staleness around its mean; 0 where it is always the same.
+    classes : the phases of each class of workers, in the order of ``Quantities.classes``; empty
+        where all take as long.
+    """
+
+    parts: Mapping[str, Phase]
+    busy_s: Mapping[str, Quantity]
+    updates: Quantity
+    staleness: Quantity = 0.0
+    spread: Quantity = 0.0
+    classes: tuple[Phases, ...] = ()
+
+    @property
+    def iteration_s(self) -> Quantity:
+        """Mean time of a worker's iteration."""
+        return sum(part.seconds for part in self.parts.values())
+
+    @property
+    def compute_s(self) -> Quantity:
+        """Of an iteration, what a device computes."""
+        return sum(part.seconds for part in self.parts.values() if part.cause == "compute")
+
+
+def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
+    """The mean iteration of so many workers of each class, who go round on their own.
+
+    The mean is over iterations, of which fast workers make more; so the job's rate is the number of
+    workers over its length.
+    """
+    if len(classes) == 1:
+        return classes[0]
+    rates = [count / found.iteration_s for count, found in zip(counts, classes, strict=True)]
+    shares = [rate / sum(rates) for rate in rates]
+    return msgspec.structs.replace(averaged(shares, classes), classes=tuple(classes))
+
+
+def averaged(shares: Sequence[Quantity], several: Sequence[Phases]) -> Phases:
+    """The mean of several answers with the same parts, of which each has a share."""
+
+    def mean(of: Callable[[Phases], Quantity]) -> Quantity:
+        return sum(share * of(found) for share, found in zip(shares, several, strict=True))
+
+    first = several[0]
+    return Phases(
+        parts={
+            name: Phase(mean(lambda f, n=name: f.parts[n].seconds), part.cause)  # type: ignore[misc]
+            for name, part in first.parts.items()
+        },
+        busy_s={
+            name: mean(lambda f, n=name: f.busy_s[n])  # type: ignore[misc]
+            for name in first.busy_s
+        },
+        updates=mean(lambda f: f.updates),
+        staleness=mean(lambda f: f.staleness),
+        spread=mean(lambda f: f.spread),
+    )
+
+
+def held_up(
+    counts: Sequence[Quantity],
+    classes: Sequence[Phases],
+    *,
+    links_s: Quantity,
+    servers_s: Quantity,
+) -> Phases:
+    """The same, where iterations take at least as long as links and servers are busy with them.
+
+    ``links_s`` and ``servers_s`` are of the busiest one, for an iteration of every worker.
+    """
+    before_s = mixed(counts, classes).iteration_s
+    by_links = maximum(links_s - before_s, 0.0)
+    by_servers = maximum(servers_s - before_s - by_links, 0.0)
+    late = {
+        "queue for links": Phase(by_links, "network"),
+        "queue for servers": Phase(by_servers, "server"),
+    }
+    return mixed(
+        counts,
+        [msgspec.structs.replace(found, parts={**found.parts, **late}) for found in classes],
+    )

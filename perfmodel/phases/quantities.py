@@ -1,0 +1,358 @@
+"""The quantities of a job that formulas are made of."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
+from perfmodel.inputs.cluster import Collective
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+from perfmodel.phases.layers import Layers, Whole, is_nothing
+from perfmodel.phases.phases import Phases, averaged
+
+PACES = 6
+"""Points of the distribution of the slowest worker's time that phases are averaged over."""
+
+
+class Class(msgspec.Struct, frozen=True):
+    """Workers that are alike: their ``count``, and how they differ from the mean one.
+
+    ``scale`` is how many times longer than profiled they compute, ``loading_s`` how long they load
+    a batch, ``devices`` how many of them, and of others, share a node.
+    """
+
+    count: int
+    scale: float
+    bandwidth_bytes_per_s: Quantity
+    loading_s: float = 0.0
+    devices: int = 1
+
+
+class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What coarse formulas are written in; the units are in the names.
+
+    Attributes
+    ----------
+    workers, servers : how many.
+    devices_per_node : of the fullest node.
+    placed_on : nodes that the workers are on, where these are not filled one after the other.
+    least_on_node : workers of the emptiest of these.
+    nics_per_node : links of a node to the network.
+    bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way, as achieved.
+    least_bytes_per_s : the least part of its node's link that a worker has where all workers send
+        at once; None where all links are alike.
+    server_bandwidth_bytes_per_s : of the slowest server's link.
+    core_bandwidth_bytes_per_s : the core's, divided by the number of nodes; inf if it never limits.
+    inside_bandwidth_bytes_per_s, inside_latency_s : of the link inside a node; inf and 0 without.
+    bus : whether the devices of a node share that link; else each has one of its own.
+    forward_s, backward_s, optimizer_s : mean times of one worker's iteration; handing gradients
+        over to the network is part of the backward pass.
+    data_loading_s : the longest that a worker loads a batch.
+    gradient_bytes, tensors : of the whole model.
+    update_per_tensor_s, update_per_byte_s, update_threads : of one server.
+    scale : how many times longer than profiled a worker computes, on average.
+    slowdown : the same of what does not grow with the batch.
+    unequal : how many times longer than that the slowest worker computes, jitter apart.
+    cv, kind : coefficient of variation of a worker's computation, and its distribution.
+    layers : of the model, or the model as a whole.
+    classes : of workers, where these differ; empty where all are alike.
+    corrected : whether queueing is corrected for times that vary little.
+    collectives : as measured; those that are not take the closed form of a ring.
+    """
+
+    workers: Quantity
+    servers: Quantity
+    devices_per_node: Quantity
+    bandwidth_bytes_per_s: Quantity
+    server_bandwidth_bytes_per_s: Quantity
+    core_bandwidth_bytes_per_s: Quantity
+    latency_s: Quantity
+    inside_bandwidth_bytes_per_s: Quantity
+    inside_latency_s: Quantity
+    forward_s: Quantity
+    backward_s: Quantity
+    optimizer_s: Quantity
+    data_loading_s: Quantity
+    gradient_bytes: Quantity
+    tensors: Quantity
+    update_per_tensor_s: Quantity
+    update_per_byte_s: Quantity
+    update_threads: Quantity
+    scale: Quantity
+    slowdown: Quantity
+    unequal: Quantity
+    cv: Quantity
+    kind: str
+    layers: Layers | Whole
+    classes: tuple[Class, ...] = ()
+    corrected: bool = True
+    collectives: tuple[Collective, ...] = ()
+    placed_on: int | None = None
+    least_on_node: int | None = None
+    nics_per_node: int = 1
+    bus: bool = True
+    least_bytes_per_s: float | None = None
+
+    @property
+    def at_once_bytes_per_s(self) -> Quantity:
+        """What a worker can send where all workers send at once, and the network never limits."""
+        if self.least_bytes_per_s is not None:
+            return self.least_bytes_per_s
+        return self.bandwidth_bytes_per_s / self.on_a_nic(self.fullest)
+
+    def slowest(self, steps: Quantity = 1, late: int = 0) -> Quantity:
+        """How many times longer than the average the slowest worker computes, on average.
+
+        In sums of so many ``steps``; without the ``late`` slowest ones.
+        """
+        if is_symbol(self.workers):
+            import sympy
+
+            whom = f"(N-{late})" if late else "N"
+            return sympy.Symbol(f"S_{whom}" + (f"_{steps}" if steps != 1 else ""), positive=True)
+        return sum(share * value for share, value in self.paces(steps, late))
+
+    def paces(
+        self, steps: Quantity = 1, late: int = 0, points: int = PACES
+    ) -> list[tuple[float, Quantity]]:
+        """How the slowest worker's time is distributed: shares, and how many times longer than the
+        average it computes. One value where nothing is random.
+
+        For numbers and arrays; parameters as for :meth:`slowest`. The mean is that of
+        :meth:`slowest`; of so many ``points``, so that a function of it can be averaged.
+        """
+        factors = [kind.scale / self.slowdown for kind in self.classes]
+        least = 0.0
+        if late:  # who gives up has computed nevertheless
+            each = [kind.scale / self.slowdown for kind in self.classes for _ in range(kind.count)]
+            least = len(each) / sum(1.0 / f for f in each) if each else 1.0
+        if not self.random:
+            unequal = sorted(each)[-1 - late] if late and factors else self.unequal
+            return [(1.0, maximum(unequal, least))]
+        from perfmodel.theory import order_statistics
+
+        cv = self.cv / steps**0.5
+        if factors:
+            values, shares = order_statistics.quantiles_of_unequal(
+                self.counts, factors, cv, self.kind, late=late, points=points
+            )
+        else:
+            n = self.workers
+            values, shares = order_statistics.quantiles_of_order_statistic(
+                n - late, n, cv, self.kind, points
+            )
+            values = values * self.unequal
+        return [
+            (share, maximum(values[..., k] if values.ndim > 1 else float(values[k]), least))
+            for k, share in enumerate(shares.tolist())
+        ]
+
+    @property
+    def alike(self) -> bool:
+        """Whether all workers compute for the same time."""
+        return not self.random and not self.classes
+
+    def at_paces(self, phases: Callable[[Quantity], Phases], late: int = 0) -> Phases:
+        """The mean of ``phases`` over the pace of the slowest worker, without the ``late`` ones.
+
+        What overlaps computation hides less when that is short than it hides more when it is long,
+        so that the mean of the phases is longer than the phases of the mean.
+        """
+        if is_symbol(self.workers) or not self.random:
+            return phases(self.slowest(late=late))
+        shares, paces = zip(*self.paces(late=late), strict=True)
+        return averaged(shares, [phases(pace) for pace in paces])
+
+    def slowest_followed(self, ahead: int) -> Quantity:
+        """The same where nobody is more than so many iterations ahead of the slowest, 1 or more.
+
+        Two workers drift apart by chance by c sqrt(2k) iterations in k of them, with c the
+        coefficient of variation, and are as far apart as they may be after about (s / c)^2 of them.
+        So the pace is that of the slowest sum of as many iterations; no more than that of waiting
+        for all after every s + 1 iterations. Simulations of 4 to 64 workers, 1 and 3 iterations
+        ahead, on a network that takes no time, agree (docs/explanation/coarse.md).
+        """
+        if is_symbol(self.workers):
+            import sympy
+
+            return sympy.Symbol(f"S_N_ahead{ahead}", positive=True)
+        if not self.random:
+            return self.unequal
+        return self.slowest(steps=maximum((ahead / self.cv) ** 2, ahead + 1.0))
+
+    @property
+    def random(self) -> bool:
+        """Whether computation varies."""
+        return not is_nothing(self.cv)
+
+    def typical(self, count: int) -> list[Quantity]:
+        """How many times longer than the average one computes, of ``count`` groups of workers of
+        the same size, the fastest first."""
+        from perfmodel.theory import order_statistics
+
+        parts = [(group + 0.5) / count for group in range(count)]
+        if not self.classes:
+            return [order_statistics.quantile(part, self.cv, self.kind) for part in parts]
+        found = order_statistics.quantiles_of_mixture(
+            [kind.count for kind in self.classes],
+            [kind.scale / self.slowdown for kind in self.classes],
+            self.cv,
+            self.kind,
+            parts,
+        )
+        return [found[..., k] if found.ndim > 1 else float(found[k]) for k in range(count)]
+
+    def by_class(self) -> list[Quantities]:
+        """The same for a worker of each class; for the mean worker where all are alike."""
+        return [
+            msgspec.structs.replace(
+                self,
+                bandwidth_bytes_per_s=kind.bandwidth_bytes_per_s,
+                forward_s=self.forward_s * kind.scale / self.slowdown,
+                backward_s=self.backward_s * kind.scale / self.slowdown,
+                optimizer_s=self.optimizer_s * kind.scale / self.slowdown,
+                scale=self.scale * kind.scale / self.slowdown,
+                slowdown=kind.scale,
+                data_loading_s=kind.loading_s,
+                devices_per_node=kind.devices,
+                unequal=1.0,
+                classes=(),
+            )
+            for kind in self.classes
+        ] or [self]
+
+    @property
+    def counts(self) -> list[Quantity]:
+        """Workers of each class."""
+        return [kind.count for kind in self.classes] or [self.workers]
+
+    @property
+    def nodes(self) -> Quantity:
+        """Nodes that the workers fill."""
+        if self.placed_on is not None:
+            return self.placed_on
+        return ceiling(self.workers / self.devices_per_node)
+
+    @property
+    def fullest(self) -> Quantity:
+        """Workers of the node that has most."""
+        if is_symbol(self.workers):
+            return self.devices_per_node
+        return minimum(self.devices_per_node, self.workers)
+
+    @property
+    def emptiest(self) -> Quantity:
+        """Workers of the node that has fewest."""
+        if self.least_on_node is not None:
+            return self.least_on_node
+        if is_symbol(self.workers):
+            return self.devices_per_node
+        return self.workers - (self.nodes - 1) * self.devices_per_node
+
+    def on_a_nic(self, devices: Quantity) -> Quantity:
+        """How many of the workers of a node with so many use the same link to the network."""
+        return devices if self.nics_per_node == 1 else ceiling(devices / self.nics_per_node)
+
+    def on_other_nics(self, first: Quantity, second: Quantity) -> Quantity:
+        """Whether two devices of a node use different links to the network."""
+        return first % self.nics_per_node != second % self.nics_per_node
+
+    @property
+    def hop_s(self) -> Quantity:
+        """Greatest latency between neighbours on a ring through all workers."""
+        inside = where(self.fullest > 1, self.inside_latency_s, 0.0)
+        return where(self.nodes > 1, maximum(self.latency_s, inside), inside)
+
+
+def quantities_of(job: Job) -> Quantities:
+    """The quantities of a job, all of them numbers."""
+    w, cluster, n = job.device_work, job.cluster, job.workers
+    nodes = range(cluster.nodes_for(n))
+    nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
+    servers = getattr(job.options, "servers", 1)
+    homes = [cluster.node_of_server(s, n) for s in range(servers)] if cluster.overrides else []
+    goodput = min(nic.goodput_bytes_per_s for nic in nics)
+    at_servers = min((cluster.nic_of(h).goodput_bytes_per_s for h in homes), default=goodput)
+    inside, over = cluster.intra_node, cluster.core_oversubscription
+    placed = bool(cluster.devices_on_nodes)
+    classes = _classes(job)
+    mean = sum(kind.count * kind.scale for kind in classes) / n
+    cv = iteration_cv(job)
+    kind = job.jitter.kind if job.jitter is not None else "lognormal"
+    return Quantities(
+        workers=n,
+        servers=servers,
+        devices_per_node=cluster.fullest(n) if placed else cluster.devices_per_node,
+        bandwidth_bytes_per_s=goodput,
+        server_bandwidth_bytes_per_s=at_servers,
+        core_bandwidth_bytes_per_s=(
+            math.inf if over is None else cluster.nics_per_node * goodput / over
+        ),
+        latency_s=max(nic.latency_s for nic in nics),
+        inside_bandwidth_bytes_per_s=math.inf if inside is None else inside.goodput_bytes_per_s,
+        inside_latency_s=0.0 if inside is None else inside.latency_s,
+        forward_s=w.forward_s * mean,
+        backward_s=w.backward_s * mean,
+        optimizer_s=w.optimizer_s * mean,
+        data_loading_s=max(kind.loading_s for kind in classes),
+        gradient_bytes=w.gradient_bytes,
+        tensors=float(w.tensors),
+        update_per_tensor_s=cluster.server.update_per_tensor_s,
+        update_per_byte_s=cluster.server.update_per_byte_s,
+        update_threads=cluster.update_threads,
+        scale=mean,
+        slowdown=mean,
+        unequal=max(kind.scale for kind in classes) / mean,
+        cv=cv,
+        kind=kind,
+        layers=Layers.of(w),
+        classes=classes if len(classes) > 1 else (),
+        collectives=cluster.collectives_of(n),
+        placed_on=cluster.nodes_for(n) if placed else None,
+        least_on_node=min(cluster.devices_at(node, n) for node in cluster.samples(n))
+        if placed
+        else None,
+        nics_per_node=cluster.nics_per_node,
+        bus=inside is None or inside.kind == "bus",
+        least_bytes_per_s=min(
+            nic.goodput_bytes_per_s / math.ceil(cluster.devices_at(node, n) / cluster.nics_per_node)
+            for node, nic in zip(nodes, nics, strict=True)
+        )
+        if cluster.overrides
+        else None,
+    )
+
+
+def class_of(job: Job, worker: int) -> Class:
+    """What a worker is like; its count is 1."""
+    node = job.cluster.node_of_worker(worker)
+    goodput = job.cluster.nic_of(node).goodput_bytes_per_s
+    devices = job.cluster.devices_at(node, job.workers)
+    return Class(1, job.slowdown(worker), goodput, job.loading_s(worker), devices)
+
+
+def _classes(job: Job) -> tuple[Class, ...]:
+    """Of workers, in the order in which they first come."""
+    if not job.unequal:
+        return (msgspec.structs.replace(class_of(job, 0), count=job.workers),)
+    found = Counter(class_of(job, worker) for worker in range(job.workers))
+    return tuple(msgspec.structs.replace(kind, count=count) for kind, count in found.items())
+
+
+def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:
+    """Coefficient of variation of a whole iteration's computation, if the passes take ``times`` as
+    long; factors of single ops average out."""
+    if job.jitter is None:
+        return 0.0
+    if job.jitter.scope == "iteration":
+        return job.jitter.cv
+    w = expanded(job.device_work)
+    parts = np.array([s for a in w.layers for s in (a.forward_s, a.backward_s)])
+    squares = times**2 * float((parts**2).sum()) + w.optimizer_s**2
+    return job.jitter.cv * squares**0.5 / (times * float(parts.sum()) + w.optimizer_s)

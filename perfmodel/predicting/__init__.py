@@ -1,0 +1,1 @@
+"""The two routes from a job to a prediction: simulation and formulas."""

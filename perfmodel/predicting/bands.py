@@ -1,0 +1,143 @@
+"""How far formulas are off simulations: measured on jobs drawn at random, by class of jobs.
+
+``bands.json`` has for each group of jobs, such as asynchronous parameter servers, a tree of
+classes: each is split by a trait that tells jobs whose formulas are nearer from others, as long as
+there are enough jobs on both sides. ``python -m benchmarks.coarse --measure`` writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+from perfmodel.phases.phases import Phases
+from perfmodel.phases.quantities import iteration_cv
+
+SCHEMA = "perfmodel.bands/1"
+PATH = Path(__file__).with_name("bands.json")
+
+FEW_WORKERS, FEW_LAYERS = 4, 3
+"""Workers, and layers with parameters, up to which they are called few."""
+
+MUCH_JITTER = 0.1
+"""Coefficient of variation of an iteration from which jitter is called much."""
+
+EXPOSED = (0.05, 0.3)
+"""Parts of an iteration from which it is said to wait for messages, and to wait much."""
+
+BUSY = 0.6
+"""Utilisation from which a link or a server is said to be busy."""
+
+
+class Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A class of jobs: errors of the formulas, as fractions of the simulated iteration.
+
+    Attributes
+    ----------
+    jobs : how many it was measured on.
+    median, p90 : of the errors' size; ``p90`` holds nine in ten jobs that were not measured.
+    trait : what it is split by; empty where it is not.
+    having, lacking : the jobs with and without that trait.
+    """
+
+    jobs: int
+    median: float
+    p90: float
+    trait: str = ""
+    having: Class | None = None
+    lacking: Class | None = None
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The classes of each group of jobs, and the jobs that they were measured on: the first
+    ``drawn`` of a ``seed``."""
+
+    schema: str = SCHEMA
+    seed: int
+    drawn: int
+    groups: Mapping[str, Class]
+
+
+@functools.cache
+def table() -> Table:
+    """What was measured."""
+    return files.read(PATH, Table, SCHEMA)
+
+
+def group_of(job: Job) -> str:
+    """The group that a job is counted with: its architecture; servers by how they synchronise."""
+    sync: str | None = getattr(job.options, "sync", None)
+    if sync is None:
+        return job.architecture
+    if sync == "ssp":  # which is the same as one of the others at either end
+        sync = {0.0: "bsp", math.inf: "asp"}.get(job.options.staleness_bound, sync)
+    spare = " with backup workers" if job.options.backup_workers else ""
+    return f"{job.architecture} {sync}{spare}"
+
+
+def traits(job: Job, found: Phases) -> frozenset[str]:
+    """What tells jobs of a group apart: of the job, and of what the formulas say of it."""
+    cluster, n = job.cluster, job.workers
+    cv = float(iteration_cv(job))
+    unequal = job.unequal
+    speeds = {job.slowdown(worker) for worker in range(n)} if unequal else set()
+    w = expanded(job.workload)
+    whole_s = max(float(found.iteration_s), math.ulp(0.0))
+    causes = [(part.cause, float(part.seconds) / whole_s) for part in found.parts.values()]
+    exposed = sum(share for cause, share in causes if cause in ("network", "server"))
+    busy = max((float(seconds) / whole_s for seconds in found.busy_s.values()), default=0.0)
+    true = {
+        "jitter": cv > 0.0,
+        f"jitter of {MUCH_JITTER:.0%} or more": cv >= MUCH_JITTER,
+        "unequal speeds": len(speeds) > 1,
+        "unequal links": any(each.nic is not None for each in cluster.overrides),
+        "several devices on a node": cluster.fullest(n) > 1,
+        "a core that limits": cluster.core_oversubscription is not None,
+        f"at most {FEW_WORKERS} workers": n <= FEW_WORKERS,
+        f"at most {FEW_LAYERS} layers": sum(bool(a.tensor_bytes) for a in w.layers) <= FEW_LAYERS,
+        "several update threads": cluster.update_threads > 1,
+        "data loading": w.data_loading_s > 0.0,
+        "measured collectives": bool(cluster.collectives),
+        **{f"{part:.0%} or more for messages": exposed >= part for part in EXPOSED},
+        f"a link or server busy for {BUSY:.0%} or more": busy >= BUSY,
+    }
+    return frozenset(name for name, holds in true.items() if holds) | _options(job)
+
+
+def _options(job: Job) -> frozenset[str]:
+    """The options that are not as by default; of numbers the name alone."""
+    fields = msgspec.structs.fields(type(job.options))
+    values = {field.name: getattr(job.options, field.name) for field in fields}
+    return frozenset(
+        f"{field.name}={values[field.name]}".lower()
+        if isinstance(values[field.name], (bool, str))
+        else field.name
+        for field in fields
+        if values[field.name] != field.default
+    )
+
+
+def class_of(job: Job, found: Phases) -> tuple[Class, str] | None:
+    """The narrowest class that a job is in, and what it is called; None if its group was not
+    measured."""
+    group = group_of(job)
+    if group not in table().groups:
+        return None
+    return narrowest(table().groups[group], group, traits(job, found))
+
+
+def narrowest(whole: Class, group: str, has: frozenset[str]) -> tuple[Class, str]:
+    """The narrowest class of a group for a job with such traits, and what it is called."""
+    one, words = whole, [group]
+    while one.having is not None and one.lacking is not None:
+        held = one.trait in has
+        words.append(one.trait if held else f"not {one.trait}")
+        one = one.having if held else one.lacking
+    return one, ", ".join(words)

@@ -1,0 +1,119 @@
+"""From measures to words: which resource sets the pace, and what a timeline looks like."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import numpy as np
+
+from perfmodel.engine.measures import Measures
+from perfmodel.graph.op_graph import OpGraph, block_of
+from perfmodel.results.prediction import Bottleneck, CriticalStep
+
+LATENCY = "latency"
+
+_NEXT = {
+    "device of": "computation",
+    "link out of": "sending",
+    "link into": "receiving",
+    "link inside": "sending inside a node",
+    "inside link out of": "sending inside a node",
+    "inside link into": "receiving inside a node",
+    "cores of": "computation on shared cores",
+}
+
+
+def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
+    """The kind of resource that takes most of the critical chain, and its busiest member.
+
+    The critical chain leads back from the end of an iteration through whatever let each op start
+    (the last input, or the op that freed its slot). A transfer counts for the busiest link of its
+    path; fixed per-message delays count as latency.
+    """
+    seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for op, total, count in _critical_ops(measures):
+        family, name, fixed_s = _resource(graph, measures, op)
+        fixed_s = min(total, fixed_s * count)
+        if total > fixed_s:
+            seconds[family][name] += total - fixed_s
+        if fixed_s > 0.0:
+            seconds[LATENCY][LATENCY] += fixed_s
+    totals = {family: sum(members.values()) for family, members in seconds.items()}
+    if not totals:
+        return Bottleneck("none", 0.0, "nothing takes time", {}, ())
+    ranked = sorted(totals, key=lambda key: -totals[key])
+    shares = {family: totals[family] / sum(totals.values()) for family in ranked}
+    family = ranked[0]
+    member, most = max(seconds[family].items(), key=lambda item: item[1])
+    single = most > 0.5 * totals[family]
+    resource = member if single else f"{family}{_of_all(family)}"
+    text = _words(family, resource, shares)
+    return Bottleneck(resource, shares[family], text, shares, _steps(graph, measures))
+
+
+def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
+    """Ops of the critical cycle, or of the average chain: id, seconds, how often."""
+    if measures.critical_cycle:
+        for step in measures.critical_cycle:
+            yield step.op, step.seconds, 1.0
+    else:
+        for op in np.flatnonzero(measures.critical_s).tolist():
+            yield op, float(measures.critical_s[op]), float(measures.critical_count[op])
+
+
+def _steps(graph: OpGraph, measures: Measures) -> tuple[CriticalStep, ...]:
+    """The critical cycle, with what follows each other on one resource taken together."""
+    steps: list[CriticalStep] = []
+    for part in measures.critical_cycle:
+        _, resource, _ = _resource(graph, measures, part.op)
+        operation, name = block_of(graph.ops, part.op).label, graph.op_name(part.op)
+        last = steps[-1] if steps else None
+        if last is not None and (last.operation, last.resource) == (operation, resource):
+            steps[-1] = msgspec.structs.replace(
+                last, last=name, count=last.count + 1, seconds=last.seconds + part.seconds
+            )
+        elif part.seconds > 0.0:
+            steps.append(
+                CriticalStep(operation, resource, name, name, 1, part.seconds, part.waited)
+            )
+    return tuple(steps)
+
+
+def _resource(graph: OpGraph, measures: Measures, op: int) -> tuple[str, str, float]:
+    """Family and name of the resource an op holds, and the part of its time that is latency."""
+    slots, path = graph.held(op), graph.path(op)
+    if graph.op_bytes[op] > 0.0 and len(path):
+        link = int(path[np.argmax(measures.link_utilisation[path])])
+        fixed = float(graph.op_seconds[op] + graph.op_latency_s[op])
+        return block_of(graph.links, link).label, graph.link_name(link), fixed
+    fixed = float(graph.op_latency_s[op])
+    if len(slots):
+        slot = int(slots[0])
+        return block_of(graph.slots, slot).label, graph.slot_name(slot), fixed
+    return LATENCY, LATENCY, fixed
+
+
+def _of_all(family: str) -> str:
+    """Whose resources of a family are, if it is not their own name that says so."""
+    if family.startswith("inside link"):
+        return " the devices"
+    return " the nodes" if "link" in family or family == "cores of" else ""
+
+
+def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
+    if family == "device of":
+        what = "computation on the workers' devices"
+    elif family == LATENCY:
+        what = "the fixed delay of messages"
+    elif "link" in family or family == "core":
+        what = f"{_NEXT.get(family, 'sending')} over the {resource}"
+    else:
+        what = f"work on the {resource}"
+    text = f"{what} takes {shares[family]:.0%} of the critical chain"
+    if len(shares) > 1:
+        second = list(shares)[1]
+        name = _NEXT.get(second, second.removesuffix(" of"))
+        text += f"; next comes {name} with {shares[second]:.0%}"
+    return text

@@ -1,0 +1,172 @@
+"""What simulating a job takes, said before it is begun.
+
+The operations that a simulation runs through are those of the graph times its rounds. Where many
+workers make a graph large, its size is not found by building it, but by building smaller ones:
+no architecture's graph grows faster than the square of its workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures import registry
+from perfmodel.base.errors import InputError, TooLargeError
+from perfmodel.graph.builder import bounded
+from perfmodel.graph.op_graph import MOST, OpGraph
+from perfmodel.graph.rules import Choice, Quantum
+from perfmodel.inputs.job import Job
+
+MOST_OPS = 50_000_000
+"""Operations of a simulation that needs no leave; some 50 s on one core."""
+
+STEADY_ROUNDS, RANDOM_ROUNDS, RANDOM_RUNS = 25, 100, 4
+"""Rounds that a deterministic and a random job are taken to need, and runs of the first iterations
+of a random one; most need fewer."""
+
+BOUND_ROUNDS, MOST_BOUND_ROUNDS = 25, 50_000
+"""Rounds for each iteration of a bound on staleness (ssp), and at most."""
+
+OP_S, OP_BYTES = 1e-6, 1200.0
+"""Time of an operation, and memory of one of the graph, as measured on one core of a server."""
+
+ALTERNATIVE = 0.2
+"""What a route that an operation may choose counts, in operations."""
+
+MOST_LOOKED_AT = 1000
+"""Workers whose speeds are looked at; of more, the first."""
+
+SAMPLES = (8, 16, 32)
+"""Workers of the smaller graphs."""
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a simulation takes: operations of the graph, and rounds."""
+
+    graph_ops: float
+    rounds: float
+
+    @property
+    def ops(self) -> float:
+        """Operations simulated."""
+        return self.graph_ops * self.rounds
+
+    @property
+    def text(self) -> str:
+        """The cost in words."""
+        seconds, size = self.ops * OP_S, self.graph_ops * OP_BYTES
+        if seconds < 120.0:
+            time = f"{max(seconds, 1.0):.0f} s"
+        elif seconds < 7200.0:
+            time = f"{seconds / 60.0:.0f} min"
+        else:
+            time = f"{seconds / 3600.0:.0f} h"
+        memory = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"
+        return f"about {_millions(self.ops)} operations, {time} and {memory} of memory"
+
+
+def built(
+    job: Job,
+    build: Callable[[Job], OpGraph],
+    max_ops: float,
+    fold: Callable[[Job], OpGraph | None] | None = None,
+    iterations: int | None = None,
+) -> OpGraph:
+    """The graph that ``build`` makes of a job, if it takes at most ``max_ops`` to simulate it.
+
+    ``fold`` makes one in which a worker stands for all, where that is possible; ``iterations`` are
+    those simulated, None for the long run.
+
+    Raises
+    ------
+    TooLargeError : it takes more; the text says what, and how to go on.
+    """
+    most = int(min(max(max_ops, MOST_OPS) / STEADY_ROUNDS, MOST))
+    expected = None
+    try:
+        with bounded(most):
+            graph = fold(job) if fold is not None else None
+            if graph is None and job.workers > 2 * SAMPLES[-1] and max_ops < math.inf:
+                expected = _expected(job, build, iterations)
+            if graph is None and (expected is None or expected.ops <= max_ops):
+                graph = build(job)
+    except TooLargeError:
+        if most == MOST:
+            raise
+        raise _too_large(job, Cost(float(most), STEADY_ROUNDS), max_ops, known=False) from None
+    cost = cost_of(graph, job, iterations) if graph is not None else expected
+    if graph is None or cost is None or cost.ops > max_ops:
+        raise _too_large(job, cost or Cost(float(most), STEADY_ROUNDS), max_ops)
+    return graph
+
+
+def ahead(job: Job) -> float:
+    """Iterations of all workers in a round, in which each ends one: per worker, on average.
+
+    More than one where nothing holds fast workers back.
+    """
+    architecture, _ = registry.find(job.architecture)
+    if not architecture.asynchronous(job.options) or getattr(job.options, "sync", "") == "ssp":
+        return 1.0
+    slowest = {*range(min(job.workers, MOST_LOOKED_AT)), *(s.worker for s in job.stragglers)}
+    slowdowns = [job.slowdown(worker) for worker in slowest]
+    return max(slowdowns) * sum(1.0 / each for each in slowdowns) / len(slowdowns)
+
+
+def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
+    """What it takes to simulate the graph of a job: its first ``iterations``, or the long run."""
+    choices = [rule for rule in graph.rules if isinstance(rule, Choice)]
+    routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
+    if iterations is not None:
+        rounds = float(iterations * (RANDOM_RUNS if graph.random else 1))
+    elif graph.random:
+        rounds = max(RANDOM_ROUNDS, min(BOUND_ROUNDS * _bound(job), MOST_BOUND_ROUNDS))
+    else:
+        rounds = STEADY_ROUNDS
+    rounds *= ahead(job)
+    turns = sum(
+        float((graph.op_bytes[rule.ops] / rule.bytes).sum())
+        for rule in graph.rules
+        if isinstance(rule, Quantum)
+    )
+    return Cost(graph.n_ops + turns + ALTERNATIVE * routes, rounds)
+
+
+def _bound(job: Job) -> float:
+    """Iterations that a worker may be ahead, where a run lasts until one is; else 0."""
+    bounded_by = getattr(job.options, "staleness_bound", 0.0)
+    ssp = getattr(job.options, "sync", "") == "ssp" and bounded_by < math.inf
+    return float(bounded_by) if ssp else 0.0
+
+
+def _expected(
+    job: Job, build: Callable[[Job], OpGraph], iterations: int | None = None
+) -> Cost | None:
+    """The cost of a job from those of fewer workers; None where these cannot be."""
+    costs = []
+    for workers in SAMPLES:
+        stragglers = tuple(s for s in job.stragglers if s.worker < workers)
+        try:
+            graph = build(msgspec.structs.replace(job, workers=workers, stragglers=stragglers))
+        except (InputError, IndexError):
+            return None
+        costs.append(cost_of(graph, job, iterations))
+    square = np.polyfit(SAMPLES, [cost.graph_ops for cost in costs], 2)
+    ops = max(float(np.polyval(square, job.workers)), costs[-1].graph_ops)
+    return Cost(ops, costs[-1].rounds)
+
+
+def _too_large(job: Job, cost: Cost, max_ops: float, *, known: bool = True) -> TooLargeError:
+    more, enough = ("", f"{1.1 * cost.ops:.2g}") if known else ("more than ", "of more")
+    return TooLargeError(
+        f"simulating {job.architecture} with {job.workers} workers takes {more}{cost.text}, and "
+        f"--max-ops is {_millions(max_ops)}; --fidelity coarse answers at once, --max-ops {enough} "
+        "simulates it all the same"
+    )
+
+
+def _millions(count: float) -> str:
+    return f"{count / 1e6:.3g} million" if count >= 1e6 else f"{count:.0f}"

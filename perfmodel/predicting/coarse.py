@@ -1,0 +1,243 @@
+"""The coarse route: a job's phases in plain arithmetic, in microseconds.
+
+:func:`phases` answers for a job, :func:`evaluate` for a million variants of it at once, as arrays;
+:func:`predict` makes a prediction of it. What the formulas are is in each architecture's file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.architectures.registry import model_of
+from perfmodel.base.errors import InputError, number
+from perfmodel.base.quantities import maximum
+from perfmodel.inputs.job import Job
+from perfmodel.phases.layers import Whole
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities, class_of, quantities_of
+from perfmodel.predicting import bands, job_facts
+from perfmodel.predicting.job_facts import Totals
+from perfmodel.results.prediction import (
+    Bottleneck,
+    ErrorBand,
+    Idle,
+    Prediction,
+    Staleness,
+    Utilisation,
+    percentile,
+)
+
+Floats = NDArray[np.float64]
+
+ROUNDING = 1e-12
+"""Seconds, and variances, below this are none."""
+
+RAREST = 1e-6
+MOST_STALE = 1_000_000
+"""Share of a staleness below which it is left out."""
+
+SERVERS = ("servers",)
+"""What of the resources in :attr:`perfmodel.phases.phases.Phases.busy_s` is no link."""
+
+SATURATED = 0.95
+"""Utilisation from which a resource is said to be saturated."""
+
+
+def phases(
+    job: Job,
+    *,
+    sharpness: float | None = None,
+    corrected: bool = True,
+    among: Quantities | None = None,
+) -> Phases:
+    """The phases of a job's iteration.
+
+    Parameters
+    ----------
+    sharpness : if given, what overlaps is blended by the p-norm of this p, instead of worked out
+        layer by layer; see :class:`perfmodel.phases.layers.Whole`.
+    corrected : whether queueing is corrected for times that vary little.
+    among : the quantities, if not those of the job.
+
+    Raises
+    ------
+    InputError : ``sharpness`` below 1.
+    """
+    q = quantities_of(job) if among is None else among
+    if sharpness is not None:
+        if sharpness != math.inf:
+            number("sharpness", sharpness, at_least=1.0)
+        profiled_s = q.forward_s / q.scale, q.backward_s / q.scale
+        whole = Whole(*profiled_s, q.gradient_bytes, q.tensors, sharpness)
+        q = msgspec.structs.replace(q, layers=whole)
+    if not corrected:
+        q = msgspec.structs.replace(q, corrected=False)
+    return with_data(model_of(job).phases(job, q), q)
+
+
+def with_data(found: Phases, q: Quantities) -> Phases:
+    """Phases of a job that waits for data where loading takes longer than all else."""
+    if isinstance(q.data_loading_s, float) and q.data_loading_s == 0.0:
+        return found
+    least_s, classes = q.data_loading_s, found.classes
+    if classes:  # workers on their own, each of which waits for its own loader
+        classes = tuple(map(with_data, classes, q.by_class()))
+        rates = [k / p.iteration_s for k, p in zip(q.counts, classes, strict=True)]
+        least_s = q.workers / sum(rates)
+    late = maximum(least_s - found.iteration_s, 0.0)
+    parts = {**found.parts, "load data": Phase(late, "data")}
+    return msgspec.structs.replace(found, parts=parts, classes=classes)
+
+
+def error_band(job: Job) -> ErrorBand:
+    """How far the coarse prediction of a job is off its simulation."""
+    model = model_of(job)
+    missing = model.leaves_out(job)
+    if missing is not None:
+        return ErrorBand(None, None, f"it leaves out {missing}, so its error is not known")
+    if model.exact(job):
+        return ErrorBand(0.0, 0.0, "it equals the simulation for this job")
+    known = bands.class_of(job, phases(job))
+    if known is None:
+        return ErrorBand(None, None, "how far it is off was not measured")
+    band, such = known
+    return ErrorBand(
+        band.median,
+        band.p90,
+        f"half of such jobs are within {band.median:.1%} of the simulation, 9 in 10 within "
+        f"{band.p90:.1%} ({such})",
+    )
+
+
+def predict(job: Job, totals: Totals) -> Prediction:
+    """Predict how fast ``job`` trains, by its formulas."""
+    found = phases(job)
+    seconds = {name: float(part.seconds) for name, part in found.parts.items()}
+    seconds = {name: value for name, value in seconds.items() if value > ROUNDING}
+    iteration_s = sum(seconds.values())
+    causes: dict[str, float] = defaultdict(float)
+    for name, value in seconds.items():
+        causes[found.parts[name].cause] += value / iteration_s
+    computing = min(causes.pop("compute", 0.0), 1.0)  # parts may add up to a rounding more
+    idle = _idle(job, found, computing)
+    busy = {name: float(value) / iteration_s for name, value in found.busy_s.items()}
+    communicating = causes.get("network", 0.0) + causes.get("server", 0.0)
+    return Prediction(
+        **job_facts.of(job, job.workers / iteration_s, totals),
+        fidelity="coarse",
+        error_band=error_band(job),
+        throughput_ci_fraction=0.0,
+        compute_s=computing * iteration_s,
+        exposed_communication_s=communicating * iteration_s,
+        idle_fraction=Idle(mean=1.0 - computing, per_worker=idle, by_cause=dict(causes)),
+        staleness=_staleness(job, found),
+        clock_gap=None,
+        phases_s=seconds,
+        operation_s={},
+        updates_per_s=job.workers / iteration_s * float(found.updates),
+        utilisation=Utilisation(
+            workers={f"worker {i}": 1.0 - part for i, part in enumerate(idle)},
+            servers={name: part for name, part in busy.items() if name in SERVERS},
+            links={name: part for name, part in busy.items() if name not in SERVERS and part > 0.0},
+        ),
+        bottleneck=_bottleneck(seconds, busy),
+    )
+
+
+def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
+    """Idle fraction of each worker."""
+    if not job.unequal:
+        return (1.0 - computing,) * job.workers
+    own = quantities_of(job)
+    kinds = [class_of(job, worker) for worker in range(job.workers)]
+    if not found.classes:  # all take as long, and compute for a part of it
+        return tuple(max(1.0 - computing * kind.scale / own.scale, 0.0) for kind in kinds)
+    of_kind = {
+        msgspec.structs.replace(kind, count=1): 1.0 - float(p.compute_s) / float(p.iteration_s)
+        for kind, p in zip(own.classes, found.classes, strict=True)
+    }
+    return tuple(of_kind[kind] for kind in kinds)
+
+
+def _staleness(job: Job, found: Phases) -> Staleness:
+    """The mean staleness, and whole numbers around it.
+
+    The variance of k, the others' updates between two of one's own, is m c^2 + (m c)^2, with m the
+    mean and c the coefficient of variation of the time between a worker's updates: none where all
+    go round in turn, that of the geometric distribution for exponential times. In between, k is
+    taken to be the whole number next to a gamma variable of that variance. Where workers differ,
+    each has its own mean.
+    """
+    mean, spread = float(found.staleness), float(found.spread)
+    per_worker, of_updates = _staleness_of_workers(job, found, mean)
+    means: dict[float, float] = defaultdict(float)
+    for own, part in zip(per_worker, of_updates, strict=True):
+        means[own] += part
+    mixed: dict[int, float] = defaultdict(float)
+    for own, part in means.items():
+        for value, share in _spread_out(own, own * spread**2 + (own * spread) ** 2).items():
+            mixed[value] += part * share
+    shares = dict(sorted(mixed.items()))
+    counts = {value: round(share * 1e9) for value, share in shares.items()}
+    return Staleness(
+        mean=mean,
+        p50=percentile(counts, 0.5),
+        p90=percentile(counts, 0.9),
+        max=max(shares),
+        per_worker=per_worker,
+        histogram={str(value): share for value, share in shares.items()},
+    )
+
+
+def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[float, ...], ...]:
+    """By worker: updates of the others in the time of one's own, and its part of all updates."""
+    if not found.classes:
+        return (mean,) * job.workers, (1.0 / job.workers,) * job.workers
+    own = quantities_of(job)
+    rate = {
+        msgspec.structs.replace(kind, count=1): 1.0 / float(p.iteration_s)
+        for kind, p in zip(own.classes, found.classes, strict=True)
+    }
+    rates = np.array([rate[class_of(job, worker)] for worker in range(job.workers)])
+    others = (rates.sum() - rates) / rates
+    weighted = float((others * rates).sum() / rates.sum())
+    return tuple((others * (mean / weighted)).tolist()), tuple((rates / rates.sum()).tolist())
+
+
+def _spread_out(mean: float, variance: float) -> dict[int, float]:
+    """Shares of whole numbers around a mean."""
+    if variance < ROUNDING:
+        low, part = math.floor(mean + ROUNDING), mean - math.floor(mean + ROUNDING)
+        return {low: 1.0} if part < ROUNDING else {low: 1.0 - part, low + 1: part}
+    from scipy import stats
+
+    shape, scale = mean**2 / variance, variance / mean
+    top = int(stats.gamma.ppf(1.0 - RAREST, shape, scale=scale)) + 1
+    if top > MOST_STALE:
+        raise InputError(
+            f"staleness: about {mean:.3g} updates, at most {MOST_STALE:g}: workers differ too much"
+        )
+    edges = stats.gamma.cdf(np.arange(top + 1) + 0.5, shape, scale=scale)
+    shares = np.diff(np.concatenate([[0.0], edges]))
+    shares /= shares[shares > RAREST].sum()
+    return {value: float(share) for value, share in enumerate(shares) if share > RAREST}
+
+
+def _bottleneck(seconds: Mapping[str, float], busy: Mapping[str, float]) -> Bottleneck:
+    """The phase that takes most of an iteration, and what is saturated."""
+    total = sum(seconds.values())
+    ranked = sorted(seconds, key=lambda name: -seconds[name])
+    shares = {name: seconds[name] / total for name in ranked}
+    text = f"{ranked[0]} takes {shares[ranked[0]]:.0%} of the iteration"
+    if len(ranked) > 1:
+        text += f"; next comes {ranked[1]} with {shares[ranked[1]]:.0%}"
+    full = [name for name, part in busy.items() if part >= SATURATED]
+    if full:
+        text += f"; saturated: {', '.join(full)}"
+    return Bottleneck(ranked[0], shares[ranked[0]], text, shares, ())

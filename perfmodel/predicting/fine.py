@@ -1,0 +1,186 @@
+"""The fine-grained route: a job as an op graph, simulated."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures import registry
+from perfmodel.architectures.parts.workers import CORES, alike
+from perfmodel.base.arrays import Floats
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.simulation import first_iterations, simulate, timeline
+from perfmodel.engine.warmup import Progress
+from perfmodel.graph.op_graph import CAUSES, Block, OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.predicting import budget, job_facts
+from perfmodel.predicting.bottleneck import bottleneck
+from perfmodel.predicting.chrome_trace import chrome_trace
+from perfmodel.predicting.job_facts import Totals
+from perfmodel.results.prediction import (
+    ClockGap,
+    Idle,
+    Prediction,
+    Staleness,
+    Utilisation,
+    percentile,
+)
+
+ROUNDING = 1e-9
+"""Idle fractions below this are none."""
+
+
+def build_graph(
+    job: Job,
+    *,
+    fold: bool = False,
+    max_ops: float = math.inf,
+    iterations: int | None = None,
+) -> OpGraph:
+    """The op graph of a job.
+
+    With ``fold``, one worker stands for all where these do the same at the same time and the
+    architecture knows how; the answer is the same, and takes the time of one worker.
+
+    Raises
+    ------
+    TooLargeError : a simulation, of the first ``iterations`` if these are given, takes more than
+        ``max_ops`` operations (:mod:`perfmodel.predicting.budget`).
+    """
+    architecture, _ = registry.find(job.architecture)
+    folded = architecture.fold if fold and alike(job) else None
+    return budget.built(job, architecture.build, max_ops, folded, iterations)
+
+
+def predict(
+    job: Job,
+    totals: Totals,
+    *,
+    rel_ci: float,
+    iterations: int | None = None,
+    max_ops: float = budget.MOST_OPS,
+    progress: Progress | None = None,
+) -> Prediction:
+    """Predict how fast ``job`` trains, by simulating it.
+
+    Parameters
+    ----------
+    rel_ci : half-width of the confidence interval that a random job is simulated to, as a fraction
+        of its throughput.
+    iterations : measure the first so many iterations; None for the long run.
+    max_ops : operations that the simulation may take.
+    progress : called with (done, expected) while a job is simulated.
+
+    Raises
+    ------
+    TooLargeError : it takes more than ``max_ops``.
+    """
+    graph = build_graph(job, fold=True, max_ops=max_ops, iterations=iterations)
+    if iterations is None:
+        run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
+    else:
+        run = first_iterations(graph, iterations, seed=job.seed, rel_ci=rel_ci, progress=progress)
+    count = graph.group_count
+    rate = float((run.iterations_per_s * count).sum())
+    waits = (run.wait_fraction * count[:, None]).sum(axis=0) / count.sum()
+    idle = 1.0 - run.busy_fraction
+    idle = np.where(np.abs(idle) < ROUNDING, 0.0, idle)
+    causes = {cause: float(waits[i]) for i, cause in enumerate(CAUSES)}
+    iteration_s = job.workers / rate
+    communicating = causes["network"] + causes["server"]
+    answer = Prediction(
+        **job_facts.of(job, rate, totals),
+        fidelity="fine",
+        error_band=None,
+        throughput_ci_fraction=run.ci_fraction,
+        iterations=iterations,
+        transient_iterations=math.ceil(run.transient_rounds),
+        compute_s=float(1.0 - np.average(idle, weights=count)) * iteration_s,
+        exposed_communication_s=communicating * iteration_s,
+        idle_fraction=Idle(
+            mean=float(np.average(idle, weights=count)),
+            per_worker=_by_worker(graph, idle),
+            by_cause={cause: part for cause, part in causes.items() if part > 0.0},
+        ),
+        staleness=_staleness(graph, run),
+        clock_gap=ClockGap(run.clock_gap_mean, run.clock_gap_max),
+        phases_s={},
+        operation_s=_operations(graph, run),
+        updates_per_s=run.updates_per_s,
+        utilisation=_utilisation(graph, run),
+        bottleneck=bottleneck(graph, run),
+    )
+    answer.__dict__["trace"] = functools.partial(_trace, job, max_ops)
+    return answer
+
+
+def _trace(job: Job, max_ops: float) -> list[dict[str, Any]]:
+    graph = build_graph(job, max_ops=max_ops)
+    return chrome_trace(graph, timeline(graph, seed=job.seed, first=2, iterations=2))
+
+
+def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:
+    total = int(run.staleness.sum())
+    if not total or np.isnan(run.staleness_mean).any():
+        return None
+    seen = {int(value): int(run.staleness[value]) for value in np.flatnonzero(run.staleness)}
+    return Staleness(
+        mean=float(sum(value * count for value, count in seen.items())) / total,
+        p50=percentile(seen, 0.5),
+        p90=percentile(seen, 0.9),
+        max=max(seen),
+        per_worker=_by_worker(graph, run.staleness_mean),
+        histogram={str(value): count / total for value, count in seen.items()},
+    )
+
+
+def _by_worker(graph: OpGraph, by_group: Floats) -> tuple[float, ...]:
+    return tuple(np.repeat(by_group, graph.group_count).tolist())
+
+
+def _operations(graph: OpGraph, run: Measures) -> dict[str, float]:
+    """Mean seconds of each probed operation, by label."""
+    out: dict[str, float] = {}
+    for block in graph.probes:
+        where = slice(block.first, block.first + block.size)
+        count = float(run.probe_count[where].sum())
+        if count and block.label != "staleness":
+            out[block.label] = float(run.probe_seconds[where].sum()) / count
+    return out
+
+
+def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
+    servers = {
+        block.name(slot): float(run.slot_utilisation[slot])
+        for block in graph.slots
+        if block.label.startswith("update")
+        for slot in range(block.first, block.first + block.size)
+    }
+    busy = _by_worker(graph, run.busy_fraction)
+    # a processor is a link to the engine alone
+    links: dict[str, float] = {}
+    cores: dict[str, float] = {}
+    for block in graph.links:
+        shown = cores if block.label == CORES else links
+        for link in range(block.first, block.first + block.size):
+            if run.link_utilisation[link] > 0.0:
+                use = float(run.link_utilisation[link])
+                shown |= dict.fromkeys(_members(block, link), use)
+    return Utilisation(
+        workers={f"worker {i}": part for i, part in enumerate(busy)},
+        servers=servers,
+        links=links,
+        cores=cores,
+    )
+
+
+def _members(block: Block, identity: int) -> list[str]:
+    """Names of what an id stands for: one, or all along an axis that is folded."""
+    if block.size == 1 and len(block.axes) == 1 and len(block.axes[0][1] or ()) > 1:
+        whole = msgspec.structs.replace(block, shape=(len(block.axes[0][1] or ()),))
+        return [whole.name(block.first + i) for i in range(whole.size)]
+    return [block.name(identity)]

@@ -1,0 +1,230 @@
+"""A million variants of a job at once, as arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.quantities import Quantity
+from perfmodel.inputs.job import MOST_WORKERS, Job
+from perfmodel.phases.layers import Layers
+from perfmodel.phases.quantities import iteration_cv, quantities_of
+from perfmodel.predicting.coarse import Floats, phases
+
+Axis = NDArray[Any]
+"""Numbers, or whole numbers."""
+
+BLOCK = 8192
+"""Variants that are evaluated together: few enough to stay in the processor's cache."""
+
+AXES = ("workers", "servers", "bandwidth_bytes_per_s", "latency_s", "batch_size")
+"""What :func:`evaluate` may vary."""
+
+
+class Variants(msgspec.Struct, frozen=True, eq=False):
+    """Variants of a job, all of them evaluated; arrays have the shape of the broadcast axes.
+
+    ``phases_s`` and ``utilisation`` are arrays by name.
+    """
+
+    iteration_s: Floats
+    throughput_samples_per_s: Floats
+    idle_fraction: Floats
+    staleness: Floats
+    phases_s: Mapping[str, Floats]
+    utilisation: Mapping[str, Floats]
+
+
+def evaluate(
+    job: Job,
+    *,
+    workers: ArrayLike | None = None,
+    servers: ArrayLike | None = None,
+    bandwidth_bytes_per_s: ArrayLike | None = None,
+    latency_s: ArrayLike | None = None,
+    batch_size: ArrayLike | None = None,
+    sharpness: float | None = None,
+) -> Variants:
+    """Evaluate the coarse model of a job for many values at once.
+
+    What is not given is as in ``job``. All arrays broadcast with each other.
+
+    Parameters
+    ----------
+    workers, servers : whole numbers, 1 or more.
+    bandwidth_bytes_per_s : nominal, of every link; what is achieved is the cluster's part of it.
+    latency_s : one way, of every link.
+    batch_size : samples per worker; computation is taken to be in proportion.
+    sharpness : see :func:`phases`.
+
+    Raises
+    ------
+    InputError : a value out of range; ``servers`` for an architecture that has none; ``workers``
+        for a job whose workers differ; axes that do not broadcast.
+    """
+    given = {
+        "workers": workers,
+        "servers": servers,
+        "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+        "latency_s": latency_s,
+        "batch_size": batch_size,
+    }
+    axes = {
+        name: _axis(name, values, zero=name == "latency_s")
+        for name, values in given.items()
+        if values is not None
+    }
+    _applicable(job, axes)
+    try:
+        shape = np.broadcast_shapes(*(values.shape for values in axes.values()))
+    except ValueError:
+        shapes = ", ".join(f"{name} {values.shape}" for name, values in axes.items())
+        raise InputError(f"evaluate: shapes do not broadcast: {shapes}") from None
+    flat = {name: np.broadcast_to(values, shape).ravel() for name, values in axes.items()}
+    size = math.prod(shape)
+    found: dict[str, Floats] = {}
+    for some, where in _by_counts(job, flat, size):
+        for begin in range(0, len(where), BLOCK):
+            here = where[begin : begin + BLOCK]
+            values = _evaluated(some, {n: v[here] for n, v in flat.items()}, len(here), sharpness)
+            for name, value in values.items():
+                found.setdefault(name, np.zeros(size))[here] = value
+    named = {name: value.reshape(shape) for name, value in found.items()}
+
+    def group(prefix: str) -> dict[str, Floats]:
+        return {n.removeprefix(prefix): v for n, v in named.items() if n.startswith(prefix)}
+
+    return Variants(
+        **{name: named[name] for name in Variants.__struct_fields__[:4]},
+        phases_s=group("phase "),
+        utilisation=group("use "),
+    )
+
+
+def _axis(name: str, values: ArrayLike, *, zero: bool) -> Axis:
+    """An axis as an array of numbers, checked."""
+    try:
+        array = np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: expected numbers, got {values!r}") from None
+    counted = name in ("workers", "servers")
+    kind = "numbers of at least 0" if zero else "numbers above 0"
+    wrong = ~np.isfinite(array) | ((array < 0.0) if zero else (array <= 0.0))
+    if counted or name == "batch_size":
+        kind = "whole numbers of at least 1"
+        wrong |= array != np.rint(array)
+    if counted:
+        kind += f" and at most {MOST_WORKERS}"
+        wrong |= array > MOST_WORKERS
+    if wrong.any():
+        raise InputError(f"{name}: expected {kind}, got {array[wrong].ravel()[0]:g}")
+    return array.astype(np.int64) if counted else array
+
+
+def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
+    if "servers" in axes and not hasattr(job.options, "servers"):
+        raise InputError(f"servers: {job.architecture} has none")
+    spare = getattr(job.options, "backup_workers", 0)
+    if "workers" in axes and np.any(axes["workers"] <= spare):
+        raise InputError(f"workers: expected more than the {spare} backup workers")
+    unlike = bool(job.stragglers or job.cluster.overrides)
+    for name in ("workers", "bandwidth_bytes_per_s", "latency_s"):
+        if unlike and name in axes:
+            raise InputError(f"{name}: cannot be varied where workers or links differ")
+
+
+def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, NDArray[np.int64]]]:
+    """The job with each number of servers and workers, and the variants that have these numbers.
+
+    Where tensors live depends on the servers; how fast workers are may depend on how many they are.
+    ``servers`` is taken out of ``axes``.
+    """
+    found = [(job, np.arange(size))]
+    if "servers" in axes:
+        servers = axes.pop("servers")
+        options = [
+            (count, msgspec.structs.replace(job.options, servers=count))
+            for count in np.unique(servers).tolist()
+        ]
+        found = [
+            (msgspec.structs.replace(job, options=some), np.flatnonzero(servers == count))
+            for count, some in options
+        ]
+    if "workers" in axes and job.cluster.by_workers:
+        kinds = axes["workers"]
+        if not job.cluster.devices_on_nodes:
+            kinds = _alike(kinds, job.cluster.devices_per_node)
+        endless = msgspec.structs.replace(job.cluster, nodes=None)
+        found = [
+            (
+                msgspec.structs.replace(some, cluster=endless, workers=count),
+                here[kinds[here] == count],
+            )
+            for some, here in found
+            for count in np.unique(kinds[here]).tolist()
+        ]
+    return found
+
+
+def _alike(workers: Axis, devices_per_node: int) -> Axis:
+    """For each number of workers one with which each of them goes as fast.
+
+    >>> _alike(np.array([1, 2, 3, 4, 8, 12, 13]), 4).tolist()
+    [1, 2, 3, 4, 4, 4, 13]
+    """
+    full = max(devices_per_node, 2)  # a worker alone has nobody to send anything to
+    filled = (workers >= full) & (workers % devices_per_node == 0)
+    return np.where(filled, -(-full // devices_per_node) * devices_per_node, workers)
+
+
+def _evaluated(
+    job: Job, axes: Mapping[str, Axis], size: int, sharpness: float | None
+) -> dict[str, Quantity]:
+    """A block of variants: what is in :class:`Variants`, by name."""
+    q = quantities_of(job)
+    changed: dict[str, Quantity] = {}
+    nominal = job.cluster.nic.bandwidth_bytes_per_s
+    if "workers" in axes:
+        changed["workers"] = axes["workers"]
+    if "latency_s" in axes or "bandwidth_bytes_per_s" in axes:
+        changed["collectives"] = ()  # they were measured at others
+    if "latency_s" in axes:
+        changed["latency_s"] = axes["latency_s"]
+    if "bandwidth_bytes_per_s" in axes:
+        ratio = axes["bandwidth_bytes_per_s"] / nominal
+        for name in ("bandwidth", "server_bandwidth", "core_bandwidth"):
+            changed[f"{name}_bytes_per_s"] = getattr(q, f"{name}_bytes_per_s") * ratio
+        changed["classes"] = tuple(
+            msgspec.structs.replace(kind, bandwidth_bytes_per_s=kind.bandwidth_bytes_per_s * ratio)
+            for kind in q.classes
+        )
+    batch = axes.get("batch_size", job.workload.batch_size)
+    if "batch_size" in axes:
+        times = batch / job.workload.batch_size
+        for name in ("forward_s", "backward_s", "scale"):
+            changed[name] = getattr(q, name) * times
+        if job.device_work is not job.workload:  # handing over takes the same for any batch
+            constant_s = (job.device_work.backward_s - job.workload.backward_s) * q.slowdown
+            changed["backward_s"] = changed["backward_s"] - constant_s * (times - 1.0)
+            changed["layers"] = Layers.of(job.device_work).scaled_like(
+                Layers.of(job.workload), times
+            )
+        changed["cv"] = iteration_cv(job, times)
+    q = msgspec.structs.replace(q, **changed)
+    found = phases(job, sharpness=sharpness, among=q)
+    iteration_s = found.iteration_s
+    whole = {
+        "iteration_s": iteration_s,
+        "throughput_samples_per_s": q.workers * batch / iteration_s,
+        "idle_fraction": 1.0 - found.compute_s / iteration_s,
+        "staleness": found.staleness,
+        **{f"phase {name}": part.seconds for name, part in found.parts.items()},
+        **{f"use {name}": seconds / iteration_s for name, seconds in found.busy_s.items()},
+    }
+    return {name: np.broadcast_to(value, size) for name, value in whole.items()}

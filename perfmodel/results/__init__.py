@@ -1,0 +1,1 @@
+"""What comes out: a prediction, its figures and its drawings."""

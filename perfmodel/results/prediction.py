@@ -1,0 +1,324 @@
+"""What comes out: a typed result that explains itself, as a table, JSON, a frame or a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.provenance import Assumption, Provenance
+from perfmodel.base.uncertainty import Uncertainty
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+
+class ModelAge(msgspec.Struct, frozen=True):
+    """Local steps that a worker's model is from its last exchange.
+
+    ``exchange_every`` is the mean number of steps between exchanges; ``mean`` and ``p90`` are of
+    the age with which a step begins.
+    """
+
+    exchange_every: float
+    mean: float
+    p90: int
+
+SCHEMA = "perfmodel.prediction/1"
+
+
+class Idle(msgspec.Struct, frozen=True):
+    """Part of the time that devices do not compute: 1 - compute time / elapsed time.
+
+    ``by_cause`` splits ``mean`` by what ended the wait: ``network``, ``server``, ``straggler``
+    (another worker), ``staleness_bound``, ``data``, ``cpu``.
+    """
+
+    mean: float
+    per_worker: tuple[float, ...]
+    by_cause: dict[str, float]
+
+
+class Staleness(msgspec.Struct, frozen=True):
+    """Version staleness: updates of a parameter between a worker's read and its own update.
+
+    ``histogram`` gives shares of all applied updates; keys are staleness values as text.
+    """
+
+    mean: float
+    p50: int
+    p90: int
+    max: int
+    per_worker: tuple[float, ...]
+    histogram: dict[str, float]
+
+
+class ClockGap(msgspec.Struct, frozen=True):
+    """Iterations by which the fastest worker is ahead of the slowest: mean over time, maximum.
+
+    Where nothing bounds it (asynchronous workers of different speed) it grows with the length of
+    the run, here that of the simulation.
+    """
+
+    mean: float
+    max: int
+
+
+class CriticalStep(msgspec.Struct, frozen=True):
+    """Operations of one kind that follow each other on one resource of the critical cycle.
+
+    ``first`` to ``last`` are ``count`` operations that take ``seconds`` together; ``waited`` says
+    that the first of them started when the resource became free, not when its last input came.
+    """
+
+    operation: str
+    resource: str
+    first: str
+    last: str
+    count: int
+    seconds: float
+    waited: bool
+
+
+class Bottleneck(msgspec.Struct, frozen=True):
+    """What sets the pace: ``share`` is its part of the critical chain of operations.
+
+    ``shares`` are the parts of all kinds of resources. ``cycle`` is the chain itself where it
+    repeats itself exactly (a deterministic job): its steps add up to a whole number of periods.
+    """
+
+    resource: str
+    share: float
+    text: str
+    shares: dict[str, float]
+    cycle: tuple[CriticalStep, ...]
+
+
+class Utilisation(msgspec.Struct, frozen=True):
+    """Part of the time, of the bandwidth or of the cores that is in use, by name of the resource.
+
+    ``cores`` has the processor of each node that workers compute on, with the servers beside them;
+    it is empty where workers compute on accelerators, and in a coarse prediction.
+    """
+
+    workers: dict[str, float]
+    servers: dict[str, float]
+    links: dict[str, float]
+    cores: dict[str, float] = {}
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Memory need in bytes of one worker and of the fullest server (None without servers).
+
+    ``device_bytes`` is what the device has, where known.
+    """
+
+    worker_bytes: float
+    server_bytes: float | None
+    device_bytes: float | None
+
+
+class Training(msgspec.Struct, frozen=True):
+    """Seconds of one pass over ``dataset_size`` samples, and of ``epochs`` passes."""
+
+    dataset_size: int
+    epochs: int
+    iterations_per_epoch: int
+    epoch_s: float
+    training_s: float
+
+
+class ErrorBand(msgspec.Struct, frozen=True):
+    """How far a coarse prediction is off the simulation, as fractions of the iteration.
+
+    ``median`` and ``p90`` are of the errors' size, over jobs of the same class
+    (:mod:`perfmodel.predicting.bands`); None where the job has something that the coarse model
+    leaves out, or where nothing like it was measured. 0 where it is exact.
+    """
+
+    median: float | None
+    p90: float | None
+    text: str
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """Where a measured run lies with probability ``coverage``.
+
+    ``iteration_s`` and ``throughput_samples_per_s`` are the lower and the upper end, ``parts`` what
+    makes it as wide as it is (standard deviations of the logarithm), ``text`` the same in words.
+    """
+
+    coverage: float
+    iteration_s: tuple[float, float]
+    throughput_samples_per_s: tuple[float, float]
+    parts: Uncertainty
+    text: str
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A prediction; its field names are the keys of its JSON.
+
+    Attributes
+    ----------
+    fidelity : *fine* for a simulation, *coarse* for formulas. error_band : of a coarse prediction;
+    None for a fine one. throughput_samples_per_s : samples all workers process per second. interval
+    : where a measured run lies in 9 of 10 cases, see :mod:`perfmodel.predicting.intervals`.
+    throughput_ci_fraction : half-width of the 95 % confidence interval of the simulation, as a
+        fraction of the throughput (0 for a deterministic job).
+    iterations : how many iterations, from the start of training, the prediction is of; None for the
+        long run.
+    transient_iterations : iterations after which a fine prediction of the long run found that
+        workers which cannot drift apart for ever are as far apart as they stay.
+    iteration_s : workers / sum of the workers' iterations per second.
+    compute_s : mean time a device computes per iteration.
+    exposed_communication_s : per iteration, time a device waits for the network or a server.
+    phases_s : what an iteration consists of, one phase after the other (coarse; else empty).
+    operation_s : mean duration, queueing included, of push (until applied), update, pull, ...
+        (fine; else empty).
+    clock_gap : None in a coarse prediction.
+    model_age : local steps since a worker's last exchange, for architectures that exchange models.
+    updates_per_s : updates of the model per second.
+    quality : *measured* if every compute time was measured as used, else *estimated*.
+    """
+
+    schema: str = SCHEMA
+    model: str
+    device: str
+    quality: str
+    architecture: str
+    workers: int
+    batch_size: int
+    global_batch_size: int
+    fidelity: str
+    error_band: ErrorBand | None
+    throughput_samples_per_s: float
+    interval: Interval | None = None
+    throughput_ci_fraction: float
+    iterations: int | None = None
+    transient_iterations: int = 0
+    iteration_s: float
+    compute_s: float
+    exposed_communication_s: float
+    idle_fraction: Idle
+    staleness: Staleness | None
+    model_age: ModelAge | None
+    clock_gap: ClockGap | None
+    phases_s: dict[str, float]
+    operation_s: dict[str, float]
+    updates_per_s: float
+    utilisation: Utilisation
+    memory: Memory
+    bottleneck: Bottleneck
+    training: Training | None
+    notes: tuple[str, ...]
+    assumptions: tuple[Assumption, ...]
+    provenance: Provenance
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What copies and pickles are made of: the fields, and the job to trace."""
+        return (*super().__reduce__()[:2], self.__dict__ or None)
+
+    def __copy__(self) -> Prediction:
+        return self.changed()
+
+    def changed(self, **fields: Any) -> Prediction:
+        """A copy with other values of some fields, which still can give its trace."""
+        copy = msgspec.structs.replace(self, **fields)
+        copy.__dict__.update(self.__dict__)
+        return copy
+
+    def __repr__(self) -> str:
+        return (
+            f"Prediction({self.model} on {self.workers} x {self.device}, {self.architecture}: "
+            f"{self.throughput_samples_per_s:.4g} samples/s, {self.iteration_s:.4g} s/iteration, "
+            f"idle {self.idle_fraction.mean:.1%})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The prediction as JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+    def to_json(self) -> str:
+        """The prediction as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per worker: idle fraction and staleness; the job's rates are in ``attrs``."""
+        import pandas as pd
+
+        rows: dict[str, Any] = {
+            "worker": range(self.workers),
+            "idle_fraction": self.idle_fraction.per_worker,
+        }
+        if self.staleness is not None:
+            rows["staleness"] = self.staleness.per_worker
+        frame = pd.DataFrame(rows)
+        frame.attrs = {
+            "iteration_s": self.iteration_s,
+            "throughput_samples_per_s": self.throughput_samples_per_s,
+        }
+        return frame
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: time by cause, and a timeline of two iterations (extra ``plot``).
+
+        A coarse prediction has no timeline.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.drawing import figure, stacks
+
+        if self.fidelity == "coarse":
+            causes = {"compute": 1.0 - self.idle_fraction.mean, **self.idle_fraction.by_cause}
+            parts = {cause: part * self.iteration_s for cause, part in causes.items()}
+            return stacks([self.architecture], [parts], "mean iteration of a worker")
+        return figure(self.to_dict(), self.to_chrome_trace()["traceEvents"])
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure as a png, svg or pdf file.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed, or does not write that format.
+        """
+        from perfmodel.results.drawing import image
+
+        return image(self.plot(), ending)
+
+    def to_chrome_trace(self) -> dict[str, Any]:
+        """Two settled iterations as a Chrome trace: open the JSON in Perfetto.
+
+        A process per node, a thread per resource; times in microseconds. The job is simulated
+        again for it, so it costs nothing unless asked for.
+        """
+        trace: Callable[[], list[dict[str, Any]]] | None = self.__dict__.get("trace")
+        if self.fidelity == "coarse":
+            raise InputError("trace: a coarse prediction has no timeline; needs fidelity fine")
+        if trace is None:
+            raise InputError(
+                "a prediction read back from JSON has no job to trace: predict it anew"
+            )
+        return {"traceEvents": trace(), "displayTimeUnit": "ms"}
+
+
+def percentile(histogram: Mapping[int, int], fraction: float) -> int:
+    """Smallest value that at least ``fraction`` of the counts do not exceed.
+
+    >>> percentile({0: 5, 3: 4, 7: 1}, 0.9)
+    3
+    """
+    total = sum(histogram.values())
+    seen = 0
+    for value in sorted(histogram):
+        seen += histogram[value]
+        if seen >= fraction * total:
+            return value
+    return max(histogram)

@@ -1,0 +1,1 @@
+"""Many predictions at once: sweeps, comparisons, crossovers and formulas."""

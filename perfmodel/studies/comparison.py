@@ -1,0 +1,442 @@
+"""Jobs side by side: what is different, and where the time goes that one takes more than another.
+
+The mean iteration of a worker is computing plus waiting by cause, exactly:
+``iteration_s = compute_s + sum(by_cause) * iteration_s``. So is a difference of two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel import api
+from perfmodel.architectures import registry
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import show
+from perfmodel.inputs.job import Jitter, Job, Straggler
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, plain, shown
+from perfmodel.studies.sweeps import Progress, common, figures, frame, how
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+SCHEMA = "perfmodel.comparison/1"
+
+MOST_JOBS = 16
+"""Jobs side by side; a sweep is for more."""
+
+FROM_FRACTION = 0.005
+"""Smallest part of a difference that is worth a word."""
+
+ROUNDING = 1e-9
+"""Ratios of throughput closer to 1 than this are 1."""
+
+WORDS = {
+    "compute": "computing",
+    "network": "waiting for the network",
+    "server": "waiting for a server",
+    "straggler": "waiting for another worker",
+    "staleness_bound": "waiting at the staleness bound",
+    "data": "waiting for data",
+    "cpu": "waiting for processor cores",
+}
+
+_NAMES = {
+    "workload.name": "model",
+    "architecture": "arch",
+    "cluster.name": "cluster",
+    "cluster.nic.bandwidth_bytes_per_s": "bandwidth_bytes_per_s",
+    "cluster.nic.latency_s": "latency_s",
+}
+_SILENT = ("schema", "title", "source", "options")
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Predictions side by side.
+
+    ``differing`` has for each prediction the inputs that are not the same in all of them, by name,
+    in SI units; None where an option does not apply or has no effect to speak of.
+    """
+
+    names: tuple[str, ...]
+    predictions: tuple[Prediction, ...]
+    differing: tuple[Row, ...]
+
+    def __repr__(self) -> str:
+        rates = (f"{p.throughput_samples_per_s:.4g}" for p in self.predictions)
+        said = (f"{name}: {rate}" for name, rate in zip(self.names, rates, strict=True))
+        return f"Comparison({'; '.join(said)} samples/s)"
+
+    @property
+    def title(self) -> str:
+        """What all the jobs have in common."""
+        return common(self.predictions)
+
+    @property
+    def best(self) -> int:
+        """Which has the highest throughput; the first of several."""
+        return max(
+            range(len(self.predictions)),
+            key=lambda i: self.predictions[i].throughput_samples_per_s,
+        )
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether iterations cannot be compared: not all are of as many samples."""
+        return len({(p.workers, p.batch_size) for p in self.predictions}) > 1
+
+    @property
+    def text(self) -> list[str]:
+        """Why the others are slower than the best, a sentence each, the fastest of them first."""
+        best = self.predictions[self.best]
+        others = [i for i in range(len(self.predictions)) if i != self.best]
+        others.sort(key=lambda i: -self.predictions[i].throughput_samples_per_s)
+        name = self.names[self.best]
+        said = [_why(name, best, self.names[i], self.predictions[i]) for i in others]
+        stale = [(p.staleness.mean, i) for i, p in enumerate(self.predictions) if p.staleness]
+        if best.staleness is not None and stale:
+            least, i = min(stale)
+            if best.staleness.mean > least + 0.5:
+                said.append(
+                    f"throughput is not progress: the gradients of {name} are "
+                    f"{best.staleness.mean:.3g} updates old on average, those of "
+                    f"{self.names[i]} {least:.3g}"
+                )
+        return said
+
+    def rows(self) -> list[Row]:
+        """A row per job: what differs, then what is predicted, in SI units.
+
+        ``compute_s`` and the ``idle_*_s`` add up to ``iteration_s``.
+        """
+        causes = [c for c in WORDS if any(c in p.idle_fraction.by_cause for p in self.predictions)]
+        most = self.predictions[self.best].throughput_samples_per_s
+        rows = []
+        for name, differing, p in zip(self.names, self.differing, self.predictions, strict=True):
+            link, use = _busiest(p.utilisation.links)
+            idle = {f"idle_{cause}_s": parts_s(p).get(cause, 0.0) for cause in causes}
+            rows.append(
+                {
+                    "job": name,
+                    **differing,
+                    "throughput_samples_per_s": p.throughput_samples_per_s,
+                    "throughput_ci_fraction": p.throughput_ci_fraction,
+                    "of_best_fraction": p.throughput_samples_per_s / most,
+                    "iteration_s": p.iteration_s,
+                    "compute_s": p.compute_s,
+                    **idle,
+                    "idle_fraction": p.idle_fraction.mean,
+                    "staleness_mean": p.staleness.mean if p.staleness is not None else None,
+                    "busiest_link": link,
+                    "busiest_link_fraction": use,
+                    **how(p),
+                }
+            )
+        return rows
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a frame, one per job."""
+        return frame(self.rows())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Rows and sentences, as JSON-like values."""
+        return {"schema": SCHEMA, "rows": self.rows(), "text": self.text}
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: computing and waiting by cause, a bar per job (extra ``plot``).
+
+        Per iteration; per sample of all workers where not all iterations are of as many samples.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.drawing import stacks
+
+        names = [
+            f"{name}\n{p.throughput_samples_per_s:.4g} samples/s"
+            for name, p in zip(self.names, self.predictions, strict=True)
+        ]
+        parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
+        what = "a sample of all workers" if self.per_sample else "mean iteration of a worker"
+        return stacks(names, parts, what)
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure as a png, svg or pdf file.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed, or does not write that format.
+        """
+        from perfmodel.results.drawing import image
+
+        return image(self.plot(), ending)
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs to compare, with names; what was impossible and what was left out."""
+
+    jobs: tuple[Job, ...]
+    names: tuple[str, ...]
+    skipped: tuple[Skipped, ...]
+    notes: tuple[str, ...]
+
+
+def compare(
+    jobs: Iterable[Job | Prediction],
+    names: Iterable[str] | None = None,
+    *,
+    fidelity: api.Fidelity = "fine",
+    tolerance: float = api.TOLERANCE,
+    rel_ci: float = api.REL_CI,
+    max_ops: float = api.MOST_OPS,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Put jobs, or predictions of them, side by side.
+
+    Parameters
+    ----------
+    names : of each of them; without, made of what differs.
+    fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
+    progress : called with (done, all) after each job.
+
+    Raises
+    ------
+    InputError : fewer than 2 or more than 16, not a name each, a name twice.
+
+    >>> ring, ps = (api.make_job(model="resnet18", arch=a, workers=4) for a in ("ring", "ps"))
+    >>> compare([ring, ps]).names
+    ('allreduce, ring', 'ps')
+    """
+    given = list(jobs)
+    if len(given) < 2:
+        raise InputError(f"compare: needs at least two jobs, got {len(given)}")
+    if len(given) > MOST_JOBS:
+        raise InputError(
+            f"compare: {len(given)} jobs; at most {MOST_JOBS} (perfmodel sweep is for more)"
+        )
+    called = list(names) if names is not None else None
+    if called is not None and (len(called) != len(given) or len(set(called)) != len(given)):
+        raise InputError(f"names: expected {len(given)} different ones, got {called}")
+    how: dict[str, Any] = {
+        "fidelity": fidelity,
+        "tolerance": tolerance,
+        "rel_ci": rel_ci,
+        "max_ops": max_ops,
+    }
+    predictions = []
+    for done, job in enumerate(given, 1):
+        if not isinstance(job, Prediction):
+            job = api.predict(job, **how)
+        predictions.append(job)
+        if progress is not None:
+            progress(done, len(given))
+    differing = _differing(predictions)
+    if called is None:
+        mixed = len({p.fidelity for p in predictions}) > 1
+        kinds = [{"fidelity": p.fidelity} if mixed else {} for p in predictions]
+        called = distinct(_name(a | b) for a, b in zip(differing, kinds, strict=True))
+    return Comparison(
+        names=tuple(called),
+        predictions=tuple(predictions),
+        differing=tuple(differing),
+    )
+
+
+def gathered(several: Sequence[tuple[str | None, Mapping[str, Any]]]) -> Gathered:
+    """The jobs of several sets of arguments, each of which may be a whole sweep.
+
+    Parameters
+    ----------
+    several : a file's name, if there is one, and arguments as for :func:`perfmodel.sweep`.
+
+    Raises
+    ------
+    InputError : fewer than two jobs; see :func:`perfmodel.sweep` for the arguments.
+    """
+    names: list[str] = []
+    grids = []
+    for path, arguments in several:
+        try:
+            grids.append(grid(arguments))
+        except InputError as error:
+            raise InputError(f"{path}: {error}" if len(several) > 1 else str(error)) from None
+        stem = Path(path).stem if path is not None and len(several) > 1 else ""
+        names += [", ".join(filter(None, [stem, label(p)])) for p in grids[-1].points]
+    skipped = tuple(wrong for found in grids for wrong in found.skipped)
+    if len(names) < 2 and skipped:
+        raise InputError(f"compare: needs at least two jobs; {skipped[0].reason}")
+    return Gathered(
+        jobs=tuple(job for found in grids for job in found.jobs),
+        names=tuple(distinct(names)),
+        skipped=skipped,
+        notes=tuple(dict.fromkeys(note for found in grids for note in found.notes)),
+    )
+
+
+def parts_s(p: Prediction, *, per_sample: bool = False) -> dict[str, float]:
+    """Seconds of a worker's mean iteration by ``compute`` and causes of waiting; they add up to it.
+
+    With ``per_sample``, divided by the samples of all workers: they add up to 1 / throughput.
+    """
+    share = 1.0 / p.global_batch_size if per_sample else 1.0
+    idle = {cause: part * p.iteration_s for cause, part in p.idle_fraction.by_cause.items()}
+    return {kind: seconds * share for kind, seconds in {"compute": p.compute_s, **idle}.items()}
+
+
+def differences(fine: Prediction, coarse: Prediction) -> dict[str, float | None]:
+    """By how much a coarse prediction differs from a fine one, as a fraction of the fine one.
+
+    The difference of ``idle_fraction`` is of fractions as they are. None where there is nothing to
+    compare with.
+    """
+    a, b = figures(fine), figures(coarse)
+    found: dict[str, float | None] = {}
+    for name in ("throughput_samples_per_s", "iteration_s", "idle_fraction", "staleness_mean"):
+        if name == "idle_fraction":
+            found[name] = b[name] - a[name]
+        elif a[name] == b[name]:
+            found[name] = 0.0
+        else:
+            found[name] = b[name] / a[name] - 1.0 if a[name] and b[name] is not None else None
+    return found
+
+
+def both_as_json(fine: Prediction, coarse: Prediction) -> str:
+    """A fine and a coarse prediction of the same job, and their differences, as JSON text."""
+    both = {"fine": fine.to_dict(), "coarse": coarse.to_dict()}
+    return json.dumps({**both, "difference_fraction": differences(fine, coarse)}, indent=2)
+
+
+def _why(name: str, best: Prediction, other_name: str, other: Prediction) -> str:
+    """Why one prediction is slower than the best, in a sentence."""
+    ratio = best.throughput_samples_per_s / other.throughput_samples_per_s
+    unsure = [_uncertainty(p) for p in (best, other)]
+    if ratio - 1.0 <= max(sum(unsure), ROUNDING):
+        within = " and ".join(f"± {part:.1%}" for part in dict.fromkeys(unsure) if part)
+        said = f" within their uncertainty ({within})" if within else ""
+        return f"{name} and {other_name} are equally fast{said}"
+    faster = (
+        f"{ratio:.3g} times as fast as" if ratio >= 1.5 else f"{100 * (ratio - 1):.3g}% faster than"
+    )
+    per_sample = (best.workers, best.batch_size) != (other.workers, other.batch_size)
+    quick, slow = (parts_s(p, per_sample=per_sample) for p in (best, other))
+    total = sum(slow.values()) - sum(quick.values())
+    times = f"{show(sum(quick.values()), 's')} instead of {show(sum(slow.values()), 's')}"
+    if per_sample:
+        took = (
+            f"a sample takes all workers together {times} (per sample, because iterations are of "
+            f"{best.global_batch_size} and {other.global_batch_size} samples, and take "
+            f"{show(best.iteration_s, 's')} and {show(other.iteration_s, 's')})"
+        )
+    else:
+        took = f"an iteration takes {times}"
+    more = {kind: slow.get(kind, 0.0) - quick.get(kind, 0.0) for kind in WORDS}
+    return f"{name} is {faster} {other_name}: {took}; {_parts(more, total, other)}"
+
+
+def _uncertainty(p: Prediction) -> float:
+    """Half-width of the confidence interval, and the error of 9 in 10 coarse predictions."""
+    band = p.error_band
+    return p.throughput_ci_fraction + (band.p90 or 0.0 if band is not None else 0.0)
+
+
+def _parts(more: Mapping[str, float], total: float, slow: Prediction) -> str:
+    """What a difference consists of, in words: largest first, what is less behind."""
+    worth = sorted(
+        (kind for kind, seconds in more.items() if abs(seconds) >= FROM_FRACTION * total),
+        key=lambda kind: -more[kind],
+    )
+    said = [
+        f"{show(more[kind], 's')} {'' if number else 'is '}{WORDS[kind]}{_where(kind, slow)}"
+        if more[kind] > 0
+        else f"less {show(-more[kind], 's')} {WORDS[kind]}"
+        for number, kind in enumerate(worth)
+    ]
+    if len(worth) == 1:
+        return f"the difference is {WORDS[worth[0]]}{_where(worth[0], slow)}"
+    return f"of the {show(total, 's')} difference {', '.join(said)}"
+
+
+def _where(kind: str, slow: Prediction) -> str:
+    """The busiest resource of a kind in the slower job."""
+    use_of = slow.utilisation
+    resources = {"network": use_of.links, "server": use_of.servers, "cpu": use_of.cores}
+    name, use = _busiest(resources.get(kind, {}))
+    return f" (busiest there: {name}, {use:.0%})" if name is not None and use else ""
+
+
+def _busiest(use: Mapping[str, float]) -> tuple[str | None, float | None]:
+    return max(use.items(), key=lambda item: item[1], default=(None, None))
+
+
+def _name(differing: Row) -> str:
+    """What a job is called; a cluster's name stands for all of the cluster."""
+    details = ("cluster.", "bandwidth", "latency") if "cluster" in differing else ("cluster.",)
+    return label({k: v for k, v in differing.items() if not k.startswith(details)})
+
+
+def _differing(predictions: Sequence[Prediction]) -> list[Row]:
+    """The inputs that are not the same in all predictions."""
+    inputs = [_inputs(p) for p in predictions]
+    names = dict.fromkeys(name for found in inputs for name in found)
+    differ = [name for name in names if len({repr(found.get(name)) for found in inputs}) > 1]
+    if not any(_given(p, "start") for p in predictions):  # then it follows from the architecture
+        differ = [name for name in differ if name != "start"]
+    rows = [{name: found.get(name) for name in differ} for found in inputs]
+    options = [_options(p) for p in predictions]
+    for name in dict.fromkeys(name for found in options for name in found):
+        values = [found[name] for found in options if name in found]
+        given = [found.get(name) for found in options]
+        if len({repr(value) for value in values}) > 1 or (
+            len(values) < len(options) and any(_chosen(p, name) for p in predictions)
+        ):
+            for row, value in zip(rows, given, strict=True):
+                row[name] = value
+    return rows
+
+
+def _inputs(p: Prediction) -> Row:
+    """What a job was made of, without its options: flat, by name."""
+    found: Row = {}
+
+    def walk(value: Any, path: str) -> None:
+        if not isinstance(value, Mapping):
+            name = _NAMES.get(path, path.removeprefix("workload."))
+            found[name] = value if not isinstance(value, (list, tuple)) else json.dumps(value)
+            return
+        for key, item in value.items():
+            if key not in _SILENT:
+                walk(item, f"{path}.{key}" if path else key)
+
+    inputs = dict(p.provenance.inputs)
+    jitter = inputs.pop("jitter")
+    stragglers = [Straggler(**given) for given in inputs.pop("stragglers")]
+    walk(inputs, "")
+    found["jitter"] = shown(Jitter(**jitter)) if jitter is not None else 0.0
+    return {**found, "stragglers": shown(stragglers), "seed": p.provenance.seed}
+
+
+def _given(p: Prediction, name: str) -> bool:
+    return name not in {assumption.name for assumption in p.assumptions}
+
+
+def _options(p: Prediction) -> Row:
+    return dict(p.provenance.inputs["options"])
+
+
+def _chosen(p: Prediction, option: str) -> bool:
+    """Whether an option has another value than its default."""
+    options = _options(p)
+    architecture, _ = registry.find(p.architecture)
+    return option in options and options[option] != plain(getattr(architecture.options(), option))

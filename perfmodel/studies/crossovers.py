@@ -1,0 +1,386 @@
+"""Which phase of a job rules, and where it stops ruling: crossovers, solved or searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.architectures import registry
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.units import show
+from perfmodel.inputs.job import MOST_WORKERS, Job
+from perfmodel.phases.quantities import quantities_of
+from perfmodel.predicting import coarse, variants
+from perfmodel.results.prediction import ErrorBand
+from perfmodel.studies import formulas
+
+if TYPE_CHECKING:
+    import sympy
+
+Floats = NDArray[np.float64]
+
+SCHEMA = "perfmodel.explanation/1"
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "workers": (1.0, 65536.0),
+    "bandwidth_bytes_per_s": (1e5, 1e13),
+    "batch_size": (1.0, 65536.0),
+}
+"""Where crossovers are looked for."""
+
+WHOLE = ("workers", "batch_size")
+"""What comes in whole numbers."""
+
+POINTS = 200
+"""Values of a range that are looked at before a crossover is narrowed down."""
+
+BISECTIONS = 60
+"""Halvings of the interval around a crossover."""
+
+ROUNDING = 1e-9
+"""Part of the longest phase by which another one may be shorter, and be as long."""
+
+
+class Crossover(msgspec.Struct, frozen=True):
+    """Where one thing stops ruling and another one begins.
+
+    ``variable`` is what changes, ``value`` where (SI); ``below`` and ``above`` what rules on either
+    side of it. ``formula`` says the same in symbols where it could be solved; else None.
+    """
+
+    variable: str
+    value: float
+    below: str
+    above: str
+    formula: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+
+class Saturation(msgspec.Struct, frozen=True):
+    """How many workers keep a resource busy all the time: N* = T(1) / its time per iteration."""
+
+    resource: str
+    workers: float
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a job is as fast as it is, by its coarse model.
+
+    ``phases_s`` are the phases of an iteration, the longest first; ``rules`` is the first of them.
+    """
+
+    schema: str = SCHEMA
+    iteration_s: float
+    phases_s: dict[str, float]
+    rules: str
+    crossovers: tuple[Crossover, ...]
+    saturations: tuple[Saturation, ...]
+    error_band: ErrorBand
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+
+def explain(job: Job) -> Explanation:
+    """Say which phase of ``job`` rules, and at which workers, bandwidth or batch size it stops.
+
+    A variable is varied with all others as they are. Where the phases are simple enough, the
+    crossover is solved in symbols as well.
+    """
+    found = coarse.phases(job)
+    total = float(found.iteration_s)
+    seconds = {name: float(part.seconds) for name, part in found.parts.items()}
+    order = sorted(seconds, key=lambda name: -round(seconds[name] / total / ROUNDING))
+    ranked = {name: seconds[name] for name in order if seconds[name] > 0.0}
+    crossovers = []
+    for variable in RANGES:
+        if _varies(job, variable):
+            crossovers += _crossovers(job, variable)
+    return Explanation(
+        iteration_s=total,
+        phases_s=ranked,
+        rules=next(iter(ranked), "nothing"),
+        crossovers=tuple(crossovers),
+        saturations=_saturations(job),
+        error_band=coarse.error_band(job),
+    )
+
+
+def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> list[Crossover]:
+    """Where, along a variable, the faster of two jobs changes: samples per second of both.
+
+    Raises
+    ------
+    InputError : an unknown variable, or one that cannot be varied for one of the jobs.
+    """
+    if variable not in RANGES:
+        raise unknown_name("variable", variable, RANGES)
+    for job in (first, second):
+        if not _varies(job, variable):
+            unlike = job.stragglers or job.cluster.overrides
+            why = "workers or links differ" if unlike else "collectives were measured"
+            raise InputError(f"{variable}: cannot be varied where {why}")
+
+    def lead(values: Floats) -> Floats:
+        rates = [
+            _evaluated(job, variable, values).throughput_samples_per_s for job in (first, second)
+        ]
+        ahead: Floats = rates[0] / rates[1] - 1.0
+        return np.where(np.abs(ahead) < EQUAL, 0.0, ahead)
+
+    return [
+        Crossover(variable, value, *(names if before > 0 else names[::-1]), None)
+        for value, before in _sign_changes(lead, variable, (first, second))
+    ]
+
+
+def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, ...]:
+    """Where, along each variable, one of two jobs becomes the faster one."""
+    if name == other:
+        raise InputError(f"against: both are {name}")
+    variables = [v for v in RANGES if _varies(first, v) and _varies(second, v)]
+    return tuple(c for v in variables for c in between(first, second, v, (name, other)))
+
+
+def other_arguments(arguments: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    """Arguments of the same job with another architecture: with those options that it has."""
+    architecture, preset = registry.find(arch)
+    kept = {
+        key: value
+        for key, value in arguments.get("options", {}).items()
+        if key in architecture.option_help and key not in preset
+    }
+    return {**arguments, "arch": arch, "options": kept}
+
+
+EQUAL = 1e-6
+"""Two jobs whose rates are this close are equally fast."""
+
+
+def _evaluated(job: Job, variable: str, values: Floats) -> variants.Variants:
+    axes: dict[str, Any] = {variable: values}
+    return variants.evaluate(job, **axes)
+
+
+def _varies(job: Job, variable: str) -> bool:
+    if variable == "bandwidth_bytes_per_s" and job.cluster.collectives:
+        return False  # they were measured at this one
+    return variable == "batch_size" or not (job.stragglers or job.cluster.overrides)
+
+
+def _most(job: Job, variable: str) -> float:
+    top = RANGES[variable][1]
+    if variable != "workers":
+        return top
+    nodes = job.cluster.nodes
+    return min(
+        top, MOST_WORKERS, math.inf if nodes is None else nodes * job.cluster.devices_per_node
+    )
+
+
+def _least(job: Job, variable: str) -> float:
+    backups = getattr(job.options, "backup_workers", 0) if variable == "workers" else 0
+    return RANGES[variable][0] + float(backups)
+
+
+def _points(variable: str, *jobs: Job) -> Floats:
+    low = max(_least(job, variable) for job in jobs)
+    high = max(min(_most(job, variable) for job in jobs), low)
+    values = np.geomspace(low, high, POINTS)
+    return np.unique(np.rint(values)) if variable in WHOLE else values
+
+
+def _crossovers(job: Job, variable: str) -> list[Crossover]:
+    """The nearest crossovers below and above the job's own value."""
+    values = _points(variable, job)
+    ruling = _ruling(job, variable, values)
+    here = _value(job, variable)
+    found = []
+    changes = [k for k in range(len(values) - 1) if ruling[k] != ruling[k + 1]]
+    below = [k for k in changes if values[k + 1] <= here]
+    above = [k for k in changes if values[k + 1] > here]
+    for k in [*below[-1:], *above[:1]]:
+        value = _narrowed(job, variable, float(values[k]), float(values[k + 1]), ruling[k])
+        pair = (ruling[k], _ruling(job, variable, np.array([value]))[0])
+        found.append(Crossover(variable, value, *pair, _solved(job, variable, value, pair)))
+    return found
+
+
+def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
+    """The longest phase at each value; the first of those that are as long."""
+    phases = _evaluated(job, variable, values).phases_s
+    names = list(phases)
+    seconds = np.array([phases[name] for name in names])
+    longest = seconds >= (1.0 - ROUNDING) * seconds.max(axis=0)
+    return [names[k] for k in np.argmax(longest, axis=0)]
+
+
+def _narrowed(job: Job, variable: str, low: float, high: float, below: str) -> float:
+    """Halve an interval, at whose lower end only one phase rules, until it is as good as a point.
+
+    Returns the end where that phase rules no longer.
+    """
+    whole = variable in WHOLE
+    for _ in range(BISECTIONS):
+        if whole and high - low <= 1.0:
+            return high
+        middle = math.sqrt(low * high)
+        middle = float(min(max(round(middle), low + 1), high - 1)) if whole else middle
+        if _ruling(job, variable, np.array([middle])) == [below]:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _sign_changes(
+    lead: Callable[[Floats], Floats], variable: str, jobs: Sequence[Job]
+) -> list[tuple[float, float]]:
+    """Where a function changes its sign, and its value before that."""
+    values = _points(variable, *jobs)
+    ahead = lead(values)
+    known = np.flatnonzero(ahead != 0.0)
+    found = []
+    for a, z in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
+        if ahead[a] * ahead[z] > 0.0:
+            continue
+        low, high = float(values[a]), float(values[z])
+        for _ in range(BISECTIONS):
+            middle = math.sqrt(low * high)
+            if variable in WHOLE:
+                middle = float(round(middle))
+                if middle in (low, high):
+                    break
+            if float(lead(np.array([middle]))[0]) * ahead[a] > 0.0:
+                low = middle
+            else:
+                high = middle
+        found.append((high, float(ahead[a])))
+    return found
+
+
+def _value(job: Job, variable: str) -> float:
+    return {
+        "workers": float(job.workers),
+        "bandwidth_bytes_per_s": job.cluster.nic.bandwidth_bytes_per_s,
+        "batch_size": float(job.workload.batch_size),
+    }[variable]
+
+
+SOLVED = ("workers", "bandwidth_bytes_per_s")
+"""Variables that are symbols of the formulas."""
+
+
+def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str | None:
+    """The crossover in symbols, where that is linear in the variable or in its inverse.
+
+    With a maximum in a phase, it is for the one of its arguments that is the largest there.
+    """
+    cluster = job.cluster
+    beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
+    # formulas are of closed forms, and of devices that work as fast whatever their number
+    beyond = beyond or bool(cluster.collectives) or cluster.by_workers
+    if variable not in SOLVED or beyond or registry.asynchronous(job):
+        return None
+    import sympy
+
+    parts = formulas.expressions(job)
+    if any(name not in parts for name in pair):
+        return None
+    sample, symbol = _sample(job, parts), formulas.symbols()[variable]
+    at = value * (1.0 if variable in WHOLE else cluster.nic.efficiency)
+    first, second = (_on_this_side(parts[name], {**sample, symbol: at}) for name in pair)
+    numerator = sympy.numer(sympy.together(first - second))
+    if not numerator.is_polynomial(symbol):
+        return None
+    line = sympy.Poly(numerator, symbol)
+    if line.degree() != 1:
+        return None
+    slope, rest = line.all_coeffs()
+    root = -rest / slope
+    found = root.subs(sample)
+    if not (found.is_real and found > 0):
+        return None
+    there = [float(parts[name].subs({**sample, symbol: found})) for name in pair]
+    if abs(there[0] - there[1]) > EQUAL * max(there):
+        return None
+    return f"{symbol} = {sympy.sstr(sympy.factor_terms(sympy.cancel(root)))}"
+
+
+def _on_this_side(expression: sympy.Expr, sample: Mapping[Any, float]) -> sympy.Expr:
+    """An expression with each maximum replaced by the one of its arguments that it is there."""
+    import sympy
+
+    return expression.replace(
+        lambda e: isinstance(e, sympy.Max),
+        lambda e: max(e.args, key=lambda a: float(a.subs(sample))),
+    )
+
+
+def _sample(job: Job, parts: Mapping[str, sympy.Expr]) -> dict[Any, float]:
+    """The values of the symbols for a job; the slowest worker is like the others."""
+    q = quantities_of(job)
+    known: dict[Any, float] = {
+        symbol: float(getattr(q, name)) for name, symbol in formulas.symbols().items()
+    }
+    for expression in parts.values():
+        known |= {symbol: 1.0 for symbol in expression.free_symbols if symbol not in known}
+    return known
+
+
+def _saturations(job: Job) -> tuple[Saturation, ...]:
+    """Of resources that an asynchronous job's workers share: the asymptotic bound's knee."""
+    if not _varies(job, "workers") or not registry.asynchronous(job):
+        return ()
+    alone = msgspec.structs.replace(job, workers=1)
+    found = coarse.phases(alone)
+    one_s = float(found.iteration_s)
+    busy = {name: float(seconds) for name, seconds in found.busy_s.items() if seconds > 0.0}
+    return tuple(
+        Saturation(name, one_s / busy[name]) for name in sorted(busy, key=lambda n: -busy[n])
+    )
+
+
+def words(found: Explanation, job: Job, others: Sequence[Crossover] = ()) -> list[str]:
+    """An explanation as sentences."""
+    share = found.phases_s.get(found.rules, 0.0) / found.iteration_s
+    lines = [
+        f"{found.rules} rules: {show(found.phases_s.get(found.rules, 0.0), 's')} of "
+        f"{show(found.iteration_s, 's')} per iteration ({share:.0%})"
+    ]
+    lines += [*_ranges(found.crossovers, "rules", job), *_ranges(others, "is faster", job)]
+    for s in found.saturations:
+        lines.append(f"{s.resource}: busy all the time from {s.workers:.3g} workers on")
+    return lines
+
+
+def _ranges(crossovers: Sequence[Crossover], verb: str, job: Job) -> list[str]:
+    """For each variable what rules, from the least value to the largest."""
+    lines = []
+    for variable in RANGES:
+        mine = [c for c in crossovers if c.variable == variable]
+        if not mine:
+            continue
+        text = f"{mine[0].below} {verb} below {_shown(variable, mine[0].value)}"
+        for c in mine:
+            text += f", {c.above} from {_shown(variable, c.value)} on"
+        word = variable.removesuffix("_bytes_per_s").replace("_", " ")
+        solved = "; ".join(c.formula for c in mine if c.formula)
+        now = f"(now {_shown(variable, _value(job, variable))})"
+        lines.append(f"{word}: {text} {now}" + (f"; {solved}" if solved else ""))
+    return lines
+
+
+def _shown(variable: str, value: float) -> str:
+    return f"{value:.0f}" if variable in WHOLE else show(value, "bytes_per_s")

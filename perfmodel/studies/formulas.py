@@ -1,0 +1,198 @@
+"""The coarse models as formulas to read: the same functions, evaluated on symbols."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel import api
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.job import Job
+from perfmodel.phases.layers import Whole
+from perfmodel.phases.quantities import Quantities
+from perfmodel.predicting import coarse
+
+if TYPE_CHECKING:
+    import sympy
+
+SCHEMA = "perfmodel.formula/1"
+
+MEANINGS: Mapping[str, tuple[str, str, str]] = {
+    "workers": ("N", "workers", ""),
+    "servers": ("P", "servers", ""),
+    "bandwidth_bytes_per_s": ("B", "bandwidth of a link, one way, as achieved", "bytes/s"),
+    "latency_s": ("alpha", "latency, one way", "s"),
+    "forward_s": ("F", "forward pass of one worker", "s"),
+    "backward_s": ("G", "backward pass of one worker", "s"),
+    "optimizer_s": ("O", "optimizer step of one worker", "s"),
+    "gradient_bytes": ("M", "gradients, or parameters", "bytes"),
+    "tensors": ("K", "gradient tensors", ""),
+    "update_per_tensor_s": ("u_t", "update of a server per tensor", "s"),
+    "update_per_byte_s": ("u_b", "update of a server per byte", "s/byte"),
+}
+"""Symbol, meaning and unit of the quantities that formulas are written in."""
+
+MANY = 64
+"""Workers of the jobs that a formula is for: with fewer than two there is nobody to talk to."""
+
+
+class Term(msgspec.Struct, frozen=True):
+    """A phase of an iteration: its name, and its seconds as text and as LaTeX."""
+
+    name: str
+    text: str
+    latex: str
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """What a symbol stands for, and its unit."""
+
+    symbol: str
+    meaning: str
+    unit: str
+
+
+class Formula(msgspec.Struct, frozen=True, kw_only=True):
+    """A coarse model to read.
+
+    ``phases`` are its terms, which ``text`` and ``latex`` add up to the whole iteration T;
+    ``legend`` has every symbol in it.
+    """
+
+    schema: str = SCHEMA
+    architecture: str
+    phases: tuple[Term, ...]
+    text: str
+    latex: str
+    legend: tuple[Meaning, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
+
+
+def symbols() -> dict[str, sympy.Symbol]:
+    """The symbols of :data:`MEANINGS`, by name of the quantity; all positive."""
+    import sympy
+
+    whole = ("workers", "servers", "tensors")
+    return {
+        name: sympy.Symbol(symbol, positive=True, integer=True if name in whole else None)
+        for name, (symbol, _, _) in MEANINGS.items()
+    }
+
+
+def symbolic(job: Job) -> Quantities:
+    """The quantities of a job as symbols: equal workers, one to a node, on links that are alike.
+
+    The model is taken as a whole: of what overlaps, the longer hides the shorter.
+    """
+    found = symbols()
+    return Quantities(
+        **found,
+        devices_per_node=1,
+        server_bandwidth_bytes_per_s=found["bandwidth_bytes_per_s"],
+        core_bandwidth_bytes_per_s=math.inf,
+        inside_bandwidth_bytes_per_s=math.inf,
+        inside_latency_s=0.0,
+        data_loading_s=0.0,
+        update_threads=job.cluster.update_threads,
+        scale=1.0,
+        slowdown=1.0,
+        unequal=1.0,
+        cv=0.0,
+        kind="lognormal",
+        layers=Whole(
+            found["forward_s"], found["backward_s"], found["gradient_bytes"], found["tensors"]
+        ),
+    )
+
+
+def expressions(job: Job) -> dict[str, sympy.Expr]:
+    """Seconds of each phase of a job like ``job``, for several workers, as SymPy expressions."""
+    found = coarse.phases(job, among=symbolic(job))
+    tidied = {name: _tidy(part.seconds) for name, part in found.parts.items()}
+    return {name: value for name, value in tidied.items() if value != 0}
+
+
+def formula(job: Job) -> Formula:
+    """The coarse model of jobs like ``job``: of the same architecture and options."""
+    import sympy
+
+    parts = expressions(job)
+    total = sympy.Symbol("T")
+    whole = sum(parts.values(), sympy.Integer(0))
+    return Formula(
+        architecture=job.architecture,
+        phases=tuple(
+            Term(name, sympy.sstr(value, order="none", full_prec=False), sympy.latex(value))
+            for name, value in parts.items()
+        ),
+        text=f"T = {' + '.join(f'({name})' for name in parts)}",
+        latex=sympy.latex(sympy.Eq(total, whole)),
+        legend=_legend(whole),
+    )
+
+
+def of_architecture(name: str, options: Mapping[str, Any] | None = None) -> Formula:
+    """The coarse model of an architecture with ``options``.
+
+    Raises
+    ------
+    InputError : an architecture or an option that does not exist.
+    """
+    known = catalogue.model_names()[0]  # any: what is trained are symbols
+    job = api.make_job(model=known, arch=name, options=options, workers=MANY)
+    return msgspec.structs.replace(formula(job), architecture=name)
+
+
+def _tidy(value: Any) -> sympy.Expr:
+    """An expression for several workers, with whole numbers where it has such."""
+    import sympy
+
+    expression = sympy.sympify(value)
+    sample = {symbol: MANY if symbol.is_integer else 1 for symbol in expression.free_symbols}
+
+    def choose(*branches: Any) -> Any:
+        for branch in branches:
+            expr, condition = branch.args
+            if condition == True or condition.subs(sample) == True:  # noqa: E712
+                return expr
+        return branches[-1].args[0]
+
+    expression = expression.replace(sympy.Piecewise, choose)
+    return sympy.factor_terms(expression).replace(
+        lambda e: bool(e.is_Float) and float(e) == int(e), lambda e: sympy.Integer(int(e))
+    )
+
+
+def _legend(expression: sympy.Expr) -> tuple[Meaning, ...]:
+    """Every symbol of an expression, in a fixed order."""
+    used = sorted(str(symbol) for symbol in expression.free_symbols)
+    known = {row[0]: Meaning(*row) for row in MEANINGS.values()}
+    rows = [row for symbol, row in known.items() if symbol in used]
+    for symbol in used:
+        kind, _, what = symbol.partition("_")
+        if kind == "Q":
+            text = f"others that one finds at {what}: mean-value analysis, from 1 to N workers"
+            rows.append(Meaning(symbol, text, ""))
+        elif kind == "S":
+            rows.append(Meaning(symbol, _slowest(what), ""))
+    return tuple(rows)
+
+
+def _slowest(what: str) -> str:
+    """What an order statistic is, from its indices."""
+    who, _, how = what.partition("_")
+    rank = who.strip("()")
+    worker = "the slowest of N workers" if rank == "N" else f"worker {rank} of N, by speed,"
+    if how.startswith("ahead"):
+        ahead = how.removeprefix("ahead")
+        text = f"time of {worker} over the mean, as far as those {ahead} ahead wait for it"
+    else:
+        text = f"time of {worker} over the mean" + (f", in sums of {how} iterations" if how else "")
+    return f"{text}; 1 without jitter"

@@ -1,0 +1,266 @@
+"""Many jobs in one call: :func:`sweep` predicts every combination of values that are asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel import api
+from perfmodel.base import files
+from perfmodel.base.errors import InputError
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label, plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+SCHEMA = "perfmodel.sweep/1"
+
+NATURAL = ("workers", "bandwidth_bytes_per_s", "batch_size", "global_batch_size", "latency_s")
+"""What a picture is drawn over, if it varies; after these comes any other number."""
+
+Progress = Callable[[int, int], None]
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+    """Predictions of many jobs.
+
+    ``points`` has for each of the ``predictions`` the value of each axis by name, in SI units;
+    None where an option does not apply to an architecture.
+    """
+
+    axes: tuple[Axis, ...]
+    points: tuple[Row, ...]
+    predictions: tuple[Prediction, ...]
+    skipped: tuple[Skipped, ...]
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        over = ", ".join(f"{len(axis.values)} x {axis.name}" for axis in self.axes)
+        return f"Sweep({over}: {len(self.predictions)} jobs, {len(self.skipped)} skipped)"
+
+    @property
+    def title(self) -> str:
+        """What all the jobs have in common."""
+        return common(self.predictions)
+
+    def rows(self) -> list[Row]:
+        """A row per job: what was varied, then what is predicted, in SI units.
+
+        Device and batch size are there too if they follow from what was varied.
+        ``scaling_efficiency`` is there if workers were varied: throughput over workers, as a
+        fraction of the same with the fewest workers, all else being equal.
+        """
+        efficiency = self._scaling_efficiency()
+        varied = {axis.name for axis in self.axes}
+        follows = [
+            name
+            for name in ("device", "batch_size")
+            if name not in varied and len({getattr(p, name) for p in self.predictions}) > 1
+        ]
+        rows = []
+        for i, (point, p) in enumerate(zip(self.points, self.predictions, strict=True)):
+            row = {**point, **{name: getattr(p, name) for name in follows}, **figures(p)}
+            if efficiency:
+                row["scaling_efficiency"] = efficiency[i]
+            rows.append({**row, **how(p)})
+        return rows
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a frame, one per job."""
+        return frame(self.rows())
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The frame as CSV text, also written to ``path`` if there is one.
+
+        Raises
+        ------
+        InputError : the place cannot be written.
+        """
+        text = self.to_frame().to_csv(index=False, lineterminator="\n")
+        if path is not None:
+            files.write(path, text.encode())
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Axes, rows and what was skipped, as JSON-like values."""
+        return {
+            "schema": SCHEMA,
+            "axes": {axis.name: [plain(v) for v in axis.shown] for axis in self.axes},
+            "rows": [{name: plain(value) for name, value in row.items()} for row in self.rows()],
+            "skipped": [
+                {"point": {name: plain(v) for name, v in s.point.items()}, "reason": s.reason}
+                for s in self.skipped
+            ],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: throughput and idle fraction over what was varied (extra ``plot``).
+
+        Over workers if these were varied, else bandwidth, batch size, latency, or another number;
+        a line for each combination of the rest. Without any number: bars.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.drawing import bars, lines
+
+        over = self._drawn_over()
+        if over is None:
+            return bars([label(point) or "job" for point in self.points], self.rows(), self.title)
+        series: dict[str, list[Row]] = {}
+        for point, row in zip(self.points, self.rows(), strict=True):
+            rest = {name: value for name, value in point.items() if name != over}
+            series.setdefault(label(rest), []).append(row)
+        return lines(over, series, self.title)
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure as a png, svg or pdf file.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed, or does not write that format.
+        """
+        from perfmodel.results.drawing import image
+
+        return image(self.plot(), ending)
+
+    def _drawn_over(self) -> str | None:
+        def is_number(name: str) -> bool:
+            values = {point[name] for point in self.points} - {None}
+            return len(values) > 1 and all(
+                isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v)
+                for v in values
+            )
+
+        names = [axis.name for axis in self.axes]
+        return next((n for n in [*NATURAL, *names] if n in names and is_number(n)), None)
+
+    def _scaling_efficiency(self) -> list[float]:
+        if "workers" not in [axis.name for axis in self.axes]:
+            return []
+        first: dict[str, tuple[float, float]] = {}
+        series = []
+        for point, p in zip(self.points, self.predictions, strict=True):
+            key = repr({name: value for name, value in point.items() if name != "workers"})
+            series.append(key)
+            first[key] = min(
+                (p.workers, p.throughput_samples_per_s), first.get(key, (math.inf, 0.0))
+            )
+        return [
+            p.throughput_samples_per_s / first[key][1] / (p.workers / first[key][0])
+            for key, p in zip(series, self.predictions, strict=True)
+        ]
+
+
+def sweep(
+    *,
+    fidelity: api.Fidelity = "auto",
+    tolerance: float = api.TOLERANCE,
+    rel_ci: float = api.REL_CI,
+    max_ops: float = api.MOST_OPS,
+    progress: Progress | None = None,
+    **arguments: Any,
+) -> Sweep:
+    """Predict every combination of the values that are given.
+
+    Parameters
+    ----------
+    fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
+    progress : called with (done, all) after each job.
+    arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
+        ``batch_size``; each, and each of the ``options``, may be a list of values (``stragglers``:
+        a list of lists). Workers vary fastest; the order does not depend on that of the arguments.
+
+    Raises
+    ------
+    InputError : no combination is a job, or a name that fits in none; a value is given twice; more
+        than 100000 jobs.
+
+    >>> found = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2])
+    >>> [list(point.values()) for point in found.points]
+    [['ring', 1], ['ring', 2], ['ps', 1], ['ps', 2]]
+    """
+    found = grid(arguments)
+    points, predictions, skipped = [], [], list(found.skipped)
+    how: dict[str, Any] = {
+        "fidelity": fidelity,
+        "tolerance": tolerance,
+        "rel_ci": rel_ci,
+        "max_ops": max_ops,
+    }
+    for done, (point, job) in enumerate(zip(found.points, found.jobs, strict=True), 1):
+        try:
+            predictions.append(api.predict(job, **how))
+            points.append(point)
+        except InputError as error:
+            skipped.append(Skipped(point, str(error)))
+        if progress is not None:
+            progress(done, len(found.jobs))
+    if not predictions:
+        raise impossible(skipped)
+    return Sweep(
+        axes=found.axes,
+        points=tuple(points),
+        predictions=tuple(predictions),
+        skipped=tuple(skipped),
+        notes=found.notes,
+    )
+
+
+def how(p: Prediction) -> Row:
+    """What sets the pace, how that was found, and the 90 % interval: last columns of a sweep."""
+    interval = p.interval
+    return {
+        "bottleneck": p.bottleneck.resource,
+        "fidelity": p.fidelity,
+        "error_p90_fraction": p.error_band.p90 if p.error_band is not None else None,
+        "low_samples_per_s": interval.throughput_samples_per_s[0] if interval else None,
+        "high_samples_per_s": interval.throughput_samples_per_s[1] if interval else None,
+    }
+
+
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """Rows as a frame; whole numbers and truth values stay what they are beside gaps."""
+    import pandas as pd
+
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    whole, truth = {int, type(None)}, {bool, type(None)}
+    dtypes = {
+        name: "Int64" if whole <= set(map(type, column)) else "boolean"
+        for name, column in columns.items()
+        if set(map(type, column)) in (whole, truth)
+    }
+    return pd.DataFrame(columns).astype(dtypes)
+
+
+def common(predictions: Sequence[Prediction]) -> str:
+    """What predictions have in common, as a title."""
+    same: Row = {}
+    for name in ("model", "device", "architecture", "batch_size", "workers"):
+        found = {getattr(p, name) for p in predictions}
+        same |= {name: found.pop()} if len(found) == 1 else {}
+    return label(same)
+
+
+def figures(p: Prediction) -> Row:
+    """What is predicted, in SI units, with the names of the columns of a sweep."""
+    return {
+        "throughput_samples_per_s": p.throughput_samples_per_s,
+        "throughput_ci_fraction": p.throughput_ci_fraction,
+        "iteration_s": p.iteration_s,
+        "idle_fraction": p.idle_fraction.mean,
+        "staleness_mean": p.staleness.mean if p.staleness is not None else None,
+    }

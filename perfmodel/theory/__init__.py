@@ -1,0 +1,1 @@
+"""Formulas of the literature: collectives, overlap, queues, contention and order statistics."""

@@ -1,0 +1,346 @@
+r"""What collectives cost, as closed forms: latency steps, bytes over each member's link, seconds.
+
+All times are of the alpha-beta-gamma model (Hockney, Parallel Computing 20(3), 1994, doi
+10.1016/S0167-8191(06)80021-9): a message of *n* bytes takes alpha + beta n, and adding it to what
+is there takes gamma n. Here alpha is ``latency_s``, beta is 1 / ``bandwidth_bytes_per_s``, and
+gamma is ``reduce_per_byte_s``. Each of the *p* ranks has a link of its own that carries the full
+bandwidth both ways at once. One rank alone takes no time. All arguments may be numbers, arrays or
+symbols; numbers of ranks are whole numbers.
+
+What was measured takes the place of a closed form (:func:`measured_collective_s`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from perfmodel.base.quantities import Quantity, ceil_log2, floor_log2, where
+
+Growth = Literal["constant", "log", "ring"]
+"""How a part of a collective's time grows with the ranks: see
+:mod:`perfmodel.theory.collective_times`."""
+
+
+def ring_allreduce_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
+    r"""Bytes each rank sends, and receives, in a ring all-reduce.
+
+    .. math:: 2 \frac{p-1}{p} n
+
+    References
+    ----------
+    Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+    J. Parallel Distrib. Comput. 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
+
+    >>> ring_allreduce_bytes(4, 100.0)
+    150.0
+    """
+    return 2.0 * (ranks - 1) / ranks * size_bytes
+
+
+def ring_allreduce_steps(ranks: Quantity) -> Quantity:
+    """Latency steps of a ring all-reduce: p-1 of reduce-scatter and p-1 of all-gather.
+
+    >>> ring_allreduce_steps(8)
+    14
+    """
+    return 2 * (ranks - 1)
+
+
+def half_ring_bytes(ranks: Quantity, size_bytes: Quantity) -> Quantity:
+    r"""Bytes each rank sends, and receives, in a ring reduce-scatter, or all-gather, of n bytes.
+
+    .. math:: \frac{p-1}{p} n
+
+    >>> half_ring_bytes(4, 100.0)
+    75.0
+    """
+    return (ranks - 1) / ranks * size_bytes
+
+
+def ring_allreduce_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Seconds of a ring all-reduce, exact for any number of ranks.
+
+    .. math:: 2 (p-1) \alpha + 2 \frac{p-1}{p} n \beta + \frac{p-1}{p} n \gamma
+
+    References
+    ----------
+    Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
+
+    >>> ring_allreduce_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    6.0
+    """
+    moved = ring_allreduce_bytes(ranks, size_bytes)
+    steps = ring_allreduce_steps(ranks)
+    return (
+        steps * latency_s
+        + moved / bandwidth_bytes_per_s
+        + half_ring_bytes(ranks, size_bytes) * reduce_per_byte_s
+    )
+
+
+def reduce_scatter_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Seconds of a ring reduce-scatter of n bytes: each rank ends with the sum of n/p of them.
+
+    .. math:: (p-1) \alpha + \frac{p-1}{p} n (\beta + \gamma)
+
+    References
+    ----------
+    Patarasuk, Yuan, J. Parallel Distrib. Comput. 69, 2009, doi 10.1016/j.jpdc.2008.09.002.
+
+    >>> reduce_scatter_s(4, 100.0, bandwidth_bytes_per_s=50.0, reduce_per_byte_s=0.02)
+    3.0
+    """
+    moved = half_ring_bytes(ranks, size_bytes)
+    return (ranks - 1) * latency_s + moved / bandwidth_bytes_per_s + moved * reduce_per_byte_s
+
+
+def all_gather_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Seconds of a ring all-gather of n bytes, of which each rank begins with n/p.
+
+    .. math:: (p-1) \alpha + \frac{p-1}{p} n \beta
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH",
+    Int. J. High Perform. Comput. Appl. 19(1), 2005, doi 10.1177/1094342005051521.
+
+    >>> all_gather_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    3.0
+    """
+    return (ranks - 1) * latency_s + half_ring_bytes(ranks, size_bytes) / bandwidth_bytes_per_s
+
+
+def broadcast_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Seconds of a broadcast along a binomial tree, all bytes at once.
+
+    .. math:: \lceil \lg p \rceil (\alpha + n \beta)
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
+
+    >>> broadcast_s(5, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    7.5
+    """
+    return ceil_log2(ranks) * (latency_s + size_bytes / bandwidth_bytes_per_s)
+
+
+def tree_allreduce_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Seconds of a reduction along a binomial tree and a broadcast back, all bytes at once.
+
+    .. math:: 2 \lceil \lg p \rceil (\alpha + n \beta) + \lceil \lg p \rceil n \gamma
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
+
+    >>> tree_allreduce_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    10.0
+    """
+    there_and_back = 2 * broadcast_s(
+        ranks, size_bytes, bandwidth_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s
+    )
+    return there_and_back + ceil_log2(ranks) * size_bytes * reduce_per_byte_s
+
+
+def rabenseifner_allreduce_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Seconds of a reduce-scatter by recursive halving and an all-gather by recursive doubling.
+
+    .. math:: 2 \lg q\, \alpha + 2 \frac{q-1}{q} n \beta + \frac{q-1}{q} n \gamma
+
+    for p = q, a power of two. Otherwise q is the next lower one; the ranks beyond it give all they
+    have to a neighbour before, and get the sum back afterwards, which adds
+
+    .. math:: 2 (\alpha + n \beta) + n \gamma
+
+    References
+    ----------
+    Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521.
+
+    >>> rabenseifner_allreduce_s(4, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    5.0
+    >>> rabenseifner_allreduce_s(6, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    10.0
+    """
+    power, over = 2 ** floor_log2(ranks), _over(ranks)
+    share = half_ring_bytes(power, size_bytes)
+    return (
+        2 * (floor_log2(ranks) + over) * latency_s
+        + 2 * (share + over * size_bytes) / bandwidth_bytes_per_s
+        + (share + over * size_bytes) * reduce_per_byte_s
+    )
+
+
+def double_tree_allreduce_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    chunks: int,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Most seconds of an all-reduce along two binary trees with k ``chunks`` for each half.
+
+    .. math:: (4 k + 4 \lceil \lg p \rceil) \left( \alpha + \frac{n}{2 k} \beta \right)
+
+    An upper bound; no less than 4k rounds are needed for p > 2. With enough chunks, and
+    little latency, it approaches 2 n beta. The exact number of rounds is that of
+    :func:`perfmodel.theory.collective_schedules.double_tree_all_reduce`.
+
+    References
+    ----------
+    Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+    Parallel Computing 35(12), 2009, doi 10.1016/j.parco.2009.09.001.
+
+    >>> double_tree_allreduce_s(8, 100.0, chunks=4, bandwidth_bytes_per_s=50.0)
+    7.0
+    """
+    rounds = where(ranks > 1, 4 * (chunks + ceil_log2(ranks)), 0)
+    return rounds * (latency_s + size_bytes / (2 * chunks) / bandwidth_bytes_per_s)
+
+
+def hierarchical_allreduce_s(
+    nodes: Quantity,
+    devices_per_node: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    intra_bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+    intra_latency_s: Quantity = 0.0,
+    reduce_per_byte_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Seconds of a reduce-scatter inside nodes, all-reduces among nodes, an all-gather inside.
+
+    .. math:: T_{ring}(g, n; \alpha_i, \beta_i) + T_{ring}(m, n/g; \alpha, \beta)
+
+    with g devices on each of m nodes. Rates are those of one device while all of its node send:
+    where they share one link it is a g-th of that link's. There are g rings among nodes, one for
+    the part of each device.
+
+    References
+    ----------
+    Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", 2018, arXiv
+    1811.05233 (2D-torus all-reduce).
+
+    >>> hierarchical_allreduce_s(2, 4, 100.0, bandwidth_bytes_per_s=12.5,
+    ...                          intra_bandwidth_bytes_per_s=75.0)
+    4.0
+    """
+    inside = ring_allreduce_s(
+        devices_per_node,
+        size_bytes,
+        bandwidth_bytes_per_s=intra_bandwidth_bytes_per_s,
+        latency_s=intra_latency_s,
+        reduce_per_byte_s=reduce_per_byte_s,
+    )
+    between = ring_allreduce_s(
+        nodes,
+        size_bytes / devices_per_node,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        latency_s=latency_s,
+        reduce_per_byte_s=reduce_per_byte_s,
+    )
+    return inside + between
+
+
+class Line(msgspec.Struct, frozen=True, eq=False):
+    """What a collective of ``above_bytes`` bytes or more takes: to start, and for each byte."""
+
+    startup_s: Quantity
+    per_byte_s: Quantity
+    above_bytes: Quantity = 0.0
+
+
+def line_s(lines: Sequence[Line], size_bytes: Quantity) -> tuple[Quantity, Quantity]:
+    """Seconds to start, and to move n bytes, by the line that goes for so many.
+
+    >>> line_s([Line(1.0, 0.5), Line(2.0, 0.25, above_bytes=8.0)], 8.0)
+    (2.0, 2.0)
+    """
+    startup_s, per_byte_s = lines[0].startup_s, lines[0].per_byte_s
+    for line in lines[1:]:
+        here = size_bytes >= line.above_bytes
+        startup_s = where(here, line.startup_s, startup_s)
+        per_byte_s = where(here, line.per_byte_s, per_byte_s)
+    return startup_s, per_byte_s * size_bytes
+
+
+def startup_growth(growth: Growth, ranks: Quantity) -> Quantity:
+    r"""Messages one after the other, as multiples of those among two ranks.
+
+    *log*: :math:`\lceil \lg p \rceil`, as along a tree; *ring*: :math:`p - 1`.
+
+    >>> [startup_growth(growth, 8) for growth in ("constant", "log", "ring")]
+    [1.0, 3, 7]
+    """
+    return _grown(growth, ranks, ranks - 1)
+
+
+def per_byte_growth(growth: Growth, ranks: Quantity) -> Quantity:
+    r"""Bytes over each member's link, as multiples of those among two ranks.
+
+    *log*: :math:`\lceil \lg p \rceil`, as along a tree; *ring*: :math:`2 \frac{p-1}{p}`.
+
+    >>> [per_byte_growth(growth, 8) for growth in ("constant", "log", "ring")]
+    [1.0, 3, 1.75]
+    """
+    return _grown(growth, ranks, 2.0 * (ranks - 1) / ranks)
+
+
+def _grown(growth: Growth, ranks: Quantity, ring: Quantity) -> Quantity:
+    match growth:
+        case "constant":
+            return where(ranks > 1, 1.0, 0.0)
+        case "log":
+            return ceil_log2(ranks)
+        case "ring":
+            return ring
+
+
+def _over(ranks: Quantity) -> Quantity:
+    """1 unless the number of ranks is a power of two, then 0."""
+    return ceil_log2(ranks) - floor_log2(ranks)

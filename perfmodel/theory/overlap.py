@@ -1,0 +1,108 @@
+"""How long work takes that overlaps: plain recursions on floats, arrays and symbols.
+
+Each is exact for one worker whose messages take a constant time. See
+:mod:`perfmodel.base.quantities`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, where
+
+
+def wait_free(ready_s: Sequence[Quantity], seconds: Sequence[Quantity]) -> Quantity:
+    r"""When the last of several messages has been sent, one after the other, each once it is ready.
+
+    .. math:: E_k = \max(E_{k-1}, r_k) + t_k
+
+    Wait-free back-propagation: Zhang et al. (Poseidon), USENIX ATC 2017; Shi, Chu, Li, INFOCOM
+    2019, doi 10.1109/INFOCOM.2019.8737367, eq. 6 to 8.
+
+    >>> wait_free([1.0, 2.0], [3.0, 1.0])
+    5.0
+    """
+    end: Quantity = 0.0
+    for ready, duration in zip(ready_s, seconds, strict=True):
+        end = maximum(end, ready) + duration
+    return end
+
+
+def merged_wait_free(
+    ready_s: Sequence[Quantity],
+    size_bytes: Sequence[Quantity],
+    *,
+    startup_s: Quantity,
+    per_byte_s: Quantity,
+) -> Quantity:
+    """When the last message has been sent whose parts are merged as MG-WFBP does.
+
+    The same rule as :func:`perfmodel.theory.buckets.mg_wfbp_buckets`, on arrays as well.
+
+    >>> merged_wait_free([1.0, 2.0, 9.0], [1.0, 1.0, 1.0], startup_s=2.0, per_byte_s=1.0)
+    12.0
+    """
+    end: Quantity = 0.0
+    free: Quantity = 0.0
+    merged: Quantity = 0.0
+    for index, (ready, size) in enumerate(zip(ready_s, size_bytes, strict=True)):
+        merged = merged + size
+        begin = maximum(free, ready)
+        end = begin + startup_s + merged * per_byte_s
+        if index + 1 < len(ready_s):
+            following = ready_s[index + 1]
+            merge = (following < end) & (following - begin < startup_s)
+            free = where(merge, free, end)
+            merged = where(merge, merged, 0.0)
+    return end
+
+
+def fused_wait_free(
+    ready_s: Sequence[Quantity],
+    size_bytes: Sequence[Quantity],
+    *,
+    startup_s: Quantity,
+    per_byte_s: Quantity,
+    cycle_s: Quantity,
+    cap_bytes: Quantity,
+) -> Quantity:
+    """When the last message has been sent that fuses, at a tick, all that is ready by then.
+
+    Ticks are counted from the start, so a message begins up to a cycle late. A message holds at
+    most ``cap_bytes``, or one tensor. Horovod's tensor fusion: Sergeev, Del Balso, 2018, arXiv
+    1802.05799.
+
+    >>> fused_wait_free([1.0, 2.0], [1.0, 1.0], startup_s=0.0, per_byte_s=1.0, cycle_s=4.0,
+    ...                 cap_bytes=9.0)
+    6.0
+    """
+    end: Quantity = 0.0
+    begin: Quantity = -1.0
+    merged: Quantity = 0.0
+    for ready, size in zip(ready_s, size_bytes, strict=True):
+        joins = (ready <= begin) & (merged + size <= cap_bytes)
+        tick = ceiling(maximum(end, ready) / cycle_s) * cycle_s
+        begin = where(joins, begin, tick)
+        merged = where(joins, merged + size, size)
+        end = begin + startup_s + merged * per_byte_s
+    return end
+
+
+def blend(first: Quantity, second: Quantity, sharpness: float) -> Quantity:
+    r"""The p-norm of two durations that mostly, but not wholly, hide each other.
+
+    .. math:: (a^p + b^p)^{1/p}
+
+    With p = 1 they follow each other, with p to infinity the longer hides the shorter.
+
+    >>> blend(3.0, 4.0, 2.0)
+    5.0
+    """
+    top = maximum(first, second)
+    if sharpness == math.inf:
+        return top
+    if is_symbol(top):
+        return (first**sharpness + second**sharpness) ** (1 / sharpness)
+    safe = where(top > 0.0, top, 1.0)
+    return top * ((first / safe) ** sharpness + (second / safe) ** sharpness) ** (1.0 / sharpness)
