@@ -1,0 +1,1 @@
+"""Tests of each architecture, and of what holds for all."""

@@ -1,0 +1,311 @@
+"""Sharded data parallel training against timelines worked out by hand, and its sources' traffic.
+
+Links carry 1 byte/s unless said otherwise. Of two workers each moves half of a unit's bytes in a
+reduce-scatter, or in an all-gather.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, predict
+from perfmodel.architectures import fsdp
+from perfmodel.architectures.fsdp import Issue, Options, issue_order, units_of, worker_bytes
+from perfmodel.engine.simulation import timeline
+from perfmodel.predicting import fine
+from tests.architectures.test_allreduce import same
+from tests.jobs import cluster, job, workload
+
+WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
+EACH = {"unit_bytes": 0}
+NONE_AHEAD = {**EACH, "prefetch": 0}
+
+
+def spans(options: dict[str, Any], iteration: int = 0) -> dict[str, tuple[float, float]]:
+    """Start and end of the collectives and of all that worker 0 does, of two workers."""
+    graph = build_graph(job(WORK, cluster(), 2, "fsdp", {**EACH, **options}))
+    found = {}
+    for span in timeline(graph, iterations=iteration + 1):
+        if span.iteration == iteration:
+            found[graph.op_name(span.op).replace(" worker 0", "")] = (span.start_s, span.end_s)
+    return {name: times for name, times in found.items() if "worker" not in name}
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_gradients_are_scattered_and_parameters_gathered(stage: int) -> None:
+    assert spans({"stage": stage}) == {
+        "forward, layer0": (0.0, 1.0),
+        "forward, layer1": (1.0, 2.0),
+        "backward, layer1": (2.0, 3.0),
+        "backward, layer0": (3.0, 4.0),
+        "reduce-scatter unit 1": (3.0, 3.5),
+        "reduce-scatter unit 0": (4.0, 5.0),
+        "optimizer": (5.0, 5.25),
+        "all-gather unit 0": (5.25, 6.25),
+        "all-gather unit 1": (6.25, 6.75),
+    }
+    assert spans({"stage": stage}, iteration=1)["forward, layer0"] == (6.75, 7.75)
+    result = predict(job(WORK, cluster(), 2, "fsdp", {**EACH, "stage": stage}))
+    assert result.iteration_s == 6.75
+    assert result.staleness.histogram == {"0": 1.0}
+
+
+def test_parameters_are_gathered_for_forward_and_backward() -> None:
+    """Unit 1 is gathered during unit 0's forward; unit 0 again during unit 1's backward."""
+    assert spans({"stage": 3}) == {
+        "all-gather unit 0": (0.0, 1.0),
+        "all-gather unit 1": (1.0, 1.5),
+        "forward, layer0": (1.0, 2.0),
+        "forward, layer1": (2.0, 3.0),
+        "all-gather again unit 1": (3.0, 3.5),
+        "all-gather again unit 0": (3.5, 4.5),
+        "backward, layer1": (3.5, 4.5),
+        "backward, layer0": (4.5, 5.5),
+        "reduce-scatter unit 1": (4.5, 5.0),
+        "reduce-scatter unit 0": (5.5, 6.5),
+        "optimizer": (6.5, 6.75),
+    }
+    assert predict(job(WORK, cluster(), 2, "fsdp", EACH)).iteration_s == 6.75
+
+
+def test_without_prefetch_a_unit_is_gathered_when_the_one_before_is_done() -> None:
+    found = spans({"prefetch": 0})
+    assert found["all-gather unit 1"] == (2.0, 2.5)
+    assert found["all-gather again unit 1"] == (3.5, 4.0)
+    assert found["reduce-scatter unit 1"] == (5.0, 5.5)
+    assert found["all-gather again unit 0"] == (5.5, 6.5)
+    assert found["backward, layer0"] == (6.5, 7.5)
+    assert found["optimizer"] == (8.5, 8.75)
+
+
+# -- the order of issue ------------------------------------------------------------------------
+
+EQUAL = workload([0.03] * 3, [0.04] * 3, [0.06] * 3)
+"""Three units of two workers: each collective takes 30 ms, forward 30 ms, backward 40 ms."""
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_without_prefetch_nothing_overlaps(fidelity: str) -> None:
+    """PyTorch issues a unit's reduce-scatter before the next unit's all-gather, and the collectives
+    of a process group run in the order of issue. So each of the 9 collectives of 30 ms follows, or
+    is followed by, a computation that waits for it: 270 + 90 + 120 = 480 ms. If gathers overtook
+    them, the first two reduce-scatters would run beside backward: 420 ms."""
+    found = predict(job(EQUAL, cluster(), 2, "zero3", NONE_AHEAD), fidelity=fidelity)
+    assert found.iteration_s == pytest.approx(0.480, rel=1e-12)
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_with_prefetch_a_gather_waits_behind_the_gradients_made_before(fidelity: str) -> None:
+    """Forward: gathers end at 30, 60, 90 ms, so that computation goes from 30 to 120. Backward:
+    gathers of units 2 and 1 end at 150 and 180, backward of unit 2 at 190, its reduce-scatter at
+    220, the gather of unit 0 at 250. Unit 1 computes from 190 to 230, is reduced from 250 to 280;
+    unit 0 computes from 250 to 290 and is reduced until 320."""
+    found = predict(job(EQUAL, cluster(), 2, "zero3", EACH), fidelity=fidelity)
+    assert found.iteration_s == pytest.approx(0.320, rel=1e-12)
+
+
+def test_order_of_issue() -> None:
+    """With k ahead, the gather of unit i - k comes right after the reduce-scatter of unit i + 1."""
+
+    def order(**options: Any) -> list[tuple[str, int, int]]:
+        found = issue_order(3, Options(**options))
+        return [("gather" if one.gather else "reduce", one.number, one.after) for one in found]
+
+    backward = [("gather", 3, 2), ("gather", 4, 2), ("reduce", 0, 3), ("gather", 5, 3)]
+    assert order(prefetch=1) == [
+        ("gather", 0, -1),
+        ("gather", 1, -1),
+        ("gather", 2, 0),
+        *backward,
+        ("reduce", 1, 4),
+        ("reduce", 2, 5),
+    ]
+    none_ahead = [one[:2] for one in order(prefetch=0)][3:]
+    assert none_ahead == [
+        *(("gather", 3), ("reduce", 0), ("gather", 4), ("reduce", 1), ("gather", 5), ("reduce", 2))
+    ]
+    kept = [one[:2] for one in order(prefetch=9, reshard_after_forward=False)]
+    assert kept == [("gather", k) for k in range(3)] + [("reduce", k) for k in range(3)]
+
+
+@given(
+    forward=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    data=st.data(),
+    workers=st.integers(2, 4),
+)
+@settings(max_examples=40, deadline=None)
+def test_without_prefetch_all_times_add_up(
+    forward: list[int], data: st.DataObject, workers: int
+) -> None:
+    """Whatever the units, where each is gathered for forward and for backward."""
+    n = len(forward)
+    backward = data.draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
+    size = data.draw(st.lists(st.integers(1, 9), min_size=n, max_size=n))
+    one = job(workload(forward, backward, size), cluster(), workers, "zero3", NONE_AHEAD)
+    expected = sum(forward) + sum(backward) + 3 * (workers - 1) / workers * sum(size)
+    assert predict(one).iteration_s == pytest.approx(expected, rel=1e-9)
+    assert predict(one, fidelity="coarse").iteration_s == pytest.approx(expected, rel=1e-9)
+
+
+def test_canary_gathers_that_overtake_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order that was: at the end of a computation first what is gathered."""
+
+    def overtaking(units: int, options: Options) -> list[Issue]:
+        found = issue_order(units, options)
+        return sorted(found, key=lambda one: (one.after, not one.gather, one.number))
+
+    monkeypatch.setattr(fsdp, "issue_order", overtaking)
+    one = job(EQUAL, cluster(), 2, "zero3", NONE_AHEAD)
+    assert predict(one).iteration_s == pytest.approx(0.420, rel=1e-12)
+    assert predict(one, fidelity="coarse").iteration_s == pytest.approx(0.420, rel=1e-12)
+
+
+def test_parameters_that_are_kept_are_gathered_once() -> None:
+    found = spans({"reshard_after_forward": False})
+    assert found["backward, layer1"] == (3.0, 4.0)
+    assert found["optimizer"] == (6.0, 6.25)
+    assert "all-gather again unit 0" not in found
+
+
+def test_one_unit_for_all_layers() -> None:
+    """Everything is gathered, 1.5 s, before each of forward and backward, and scattered after."""
+    result = predict(job(WORK, cluster(), 2, "fsdp", {"unit_bytes": 100}))
+    assert result.iteration_s == 1.5 + 2.0 + 1.5 + 2.0 + 1.5 + 0.25
+
+
+def traffic(options: dict[str, Any], workers: int, times: float) -> None:
+    """Each member sends, and receives, so many times (N-1)/N of the bytes."""
+    graph = build_graph(job(WORK, cluster(), workers, "fsdp", options))
+    expected = times * (workers - 1) / workers * 3.0
+    np.testing.assert_allclose(graph.bytes_by_link(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+@pytest.mark.parametrize("unit_bytes", [0, 100])
+def test_bytes_over_every_link(workers: int, unit_bytes: float) -> None:
+    units = {"unit_bytes": unit_bytes}
+    traffic({**units, "stage": 1}, workers, 2.0)
+    traffic({**units, "stage": 2}, workers, 2.0)
+    traffic({**units, "stage": 3}, workers, 3.0)
+    traffic({**units, "stage": 3, "reshard_after_forward": False}, workers, 2.0)
+
+
+def test_canary_a_gather_left_out_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        traffic({"stage": 3, "reshard_after_forward": False}, 4, 3.0)
+    with pytest.raises(AssertionError):
+        assert predict(job(WORK, cluster(0.99), 2, "fsdp", EACH)).iteration_s == 6.75
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_stages_one_and_two_take_as_long_as_an_all_reduce(workers: int) -> None:
+    """One unit, no overlap: reduce-scatter and all-gather are the halves of a ring."""
+    work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0])
+    where = cluster(latency_s=0.25)
+    sharded = predict(job(work, where, workers, "zero2", {"unit_bytes": 100}))
+    options = {"bucketing": "one", "overlap": False}
+    whole = predict(job(work, where, workers, "ring", options))
+    assert sharded.iteration_s == pytest.approx(whole.iteration_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_one_worker_takes_the_single_device_time(stage: int) -> None:
+    result = predict(job(WORK, cluster(), 1, "fsdp", {"stage": stage}))
+    assert result.iteration_s == 4.5
+
+
+def test_names_of_the_stages() -> None:
+    for stage in (1, 2, 3):
+        named = job(WORK, cluster(), 2, f"zero{stage}")
+        assert named.options.stage == stage
+        assert job(WORK, cluster(), 2, "fsdp", {"stage": str(stage)}).options == named.options
+    assert job(WORK, cluster(), 2, "fsdp").options.stage == 3
+
+
+def test_units_follow_the_layers() -> None:
+    """Layers without parameters compute with those before them."""
+    work = workload([1.0] * 5, [1.0] * 5, [0.0, 2.0, 0.0, 2.0, 5.0])
+    units = units_of(work, 3.0)
+    assert units.bytes.tolist() == [4.0, 5.0]
+    assert (units.first.tolist(), units.last.tolist()) == ([1, 4], [3, 4])
+    graph = build_graph(job(work, cluster(), 2, "fsdp", {"unit_bytes": 3}))
+    begin = {graph.op_name(s.op): s.start_s for s in timeline(graph, iterations=1)}
+    assert begin["forward worker 0, layer0"] == 0.0  # needs nothing
+    assert begin["forward worker 0, layer1"] == 2.0
+
+
+def test_a_straggler_holds_up_everybody() -> None:
+    late = {"stragglers": [Straggler(1, 3.0)]}
+    result = predict(job(WORK, cluster(1e9), 3, "fsdp", EACH, **late))
+    assert result.iteration_s == pytest.approx(3.0 * (4.0 + 0.5 / 3))
+
+
+@pytest.mark.parametrize(
+    "options", [{"stage": 1}, {"stage": 3}, {"prefetch": 0}, {"reshard_after_forward": False}]
+)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_worker_may_stand_for_all(
+    options: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = cluster(
+        latency_s=0.01, devices_per_node=devices, intra_node=Link(7.0), core_oversubscription=2.0
+    )
+    one = job(WORK, where, 6, "fsdp", {**EACH, **options})
+    assert build_graph(one, fold=True).n_groups == 1
+    folded = predict(one)
+    monkeypatch.setattr(fine, "alike", lambda job: False)
+    assert same(msgspec.to_builtins(folded), msgspec.to_builtins(predict(one))) == []
+    monkeypatch.undo()
+    assert build_graph(job(WORK, where, 6, "fsdp", jitter=Jitter(0.1)), fold=True).n_groups == 6
+
+
+def with_state(work: Workload) -> Workload:
+    return msgspec.structs.replace(work, optimizer_state_bytes=6.0, activation_bytes=10.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"stage": 1}, 6.0 / 3 + 3.0 + 3.0),
+        ({"stage": 2}, 6.0 / 3 + (1.0 + 2.0) + 3.0),
+        ({"stage": 3, "prefetch": 0}, 6.0 / 3 + (1.0 + 2.0) + (1.0 + 2.0)),
+        ({"stage": 3, "reshard_after_forward": False}, 6.0 / 3 + (1.0 + 2.0) + 3.0),
+    ],
+)
+def test_memory(options: dict[str, Any], expected: float) -> None:
+    """State, gradients and parameters of 6, 3 and 3 bytes over three workers, units of 2 and 1."""
+    one = job(with_state(WORK), cluster(), 3, "fsdp", {**EACH, **options})
+    assert worker_bytes(one) == pytest.approx(10.0 + expected)
+
+
+def test_memory_of_many_workers_and_of_one() -> None:
+    """With many equal layers a worker needs little more than its activations."""
+    work = with_state(workload([1.0] * 100, [1.0] * 100, [1.0] * 100))
+    many = job(work, cluster(), 100, "fsdp", EACH)
+    assert worker_bytes(many) == pytest.approx(10.0 + 0.06 + (1.0 + 1.0) + (1.0 + 2.0))
+    assert worker_bytes(job(work, cluster(), 1, "fsdp", EACH)) == 10.0 + 6.0 + 200.0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stage": 4}, "option stage of fsdp: expected one of 1, 2, 3, got 4"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"unit_bytes": -1}, "unit_bytes"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        job(WORK, cluster(), 2, "fsdp", options)
+
+
+def test_options_without_effect_are_not_noted_as_assumed() -> None:
+    noted = {a.name for a in job(WORK, cluster(), 2, "zero1").assumptions}
+    assert "unit_bytes" in noted
+    assert not noted & {"prefetch", "reshard_after_forward"}

@@ -1,0 +1,301 @@
+"""Bytes over each link per iteration, as the sources of each architecture state them.
+
+They are measured: what a link was used, times its capacity, times the seconds of an iteration. Each
+node has one worker, or one server, and a link of its own each way; M is the model, in bytes, N the
+workers, P the servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfmodel import Jitter, build_graph
+from perfmodel.architectures.registry import names
+from perfmodel.base.arrays import Floats
+from perfmodel.engine.simulation import simulate
+from perfmodel.graph.op_graph import OpGraph
+from tests.jobs import cluster, job, workload
+
+WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], optimizer_s=0.5)
+M = 90.0
+BANDWIDTH = 40.0
+WORKERS = (2, 3, 4, 8)
+
+
+class Traffic(NamedTuple):
+    """Bytes of one iteration: sent, and received, by each worker and each server."""
+
+    sent: float
+    received: float
+    by_server: float = 0.0
+    to_server: float = 0.0
+
+
+class Row(NamedTuple):
+    """An architecture with options, and its traffic by the number of workers."""
+
+    arch: str
+    options: dict[str, Any]
+    traffic: Callable[[int], Traffic]
+    servers: int = 0
+
+    @property
+    def name(self) -> str:
+        """For reports of pytest."""
+        return "-".join([self.arch, *(f"{k}={v}" for k, v in self.options.items())])
+
+
+def both(size: float) -> Traffic:
+    """A worker sends as much as it receives, and there is no server."""
+    return Traffic(size, size)
+
+
+def ps(sync: str, servers: int, **options: Any) -> Row:
+    """M each way between a worker and the servers; N M / P each way at a server.
+
+    BSP and ASP: "compute g; push g; pull w", M + M by a worker, M on the servers for each worker's
+    iteration [Jia et al., IPCCC 2020; MXNet]. SSP as measured runs do it: a reply per iteration.
+    """
+    every = {"sync": sync, "servers": servers, "split_above_bytes": 0, **options}
+    return Row("ps", every, lambda n: Traffic(M, M, n * M / servers, n * M / servers), servers)
+
+
+def easgd(period: int, servers: int) -> Row:
+    """(M + M)/tau by a worker, M/tau each way on the servers for each worker's local step
+    [Zhang, Choromanska, LeCun, NIPS 2015]."""
+    share = M / period
+    each = {"period": period, "servers": servers}
+    return Row(
+        "easgd", each, lambda n: Traffic(share, share, n * share / servers, n * share / servers),
+        servers,
+    )  # fmt: skip
+
+
+ONE = {"bucketing": "one"}
+ROWS = [
+    ps("bsp", 1),
+    ps("bsp", 2),
+    ps("bsp", 1, duplex=True),
+    ps("bsp", 1, duplex=True, pull="request"),
+    ps("asp", 1),
+    ps("asp", 2, duplex=True),
+    ps("asp", 1, softsync=2),
+    ps("ssp", 1, staleness_bound=1),
+    ps("ssp", 2, staleness_bound=0, duplex=True),
+    # push g whole, in pieces or in parts: as many bytes
+    ps("bsp", 1, transmission="priority", partition_bytes=7),
+    ps("bsp", 1, transmission="quantum", quantum_bytes=11),
+    # quantised gradients: 8 of 32 bits are pushed, all are pulled
+    Row("ps", {"compression": "quantised"}, lambda n: Traffic(M / 4, M, n * M, n * M / 4), 1),
+    # peer to peer, full: the whole gradient to each of N - 1 peers [Alqahtani, Demirbas, 2019]
+    Row("p2p", {}, lambda n: both((n - 1) * M)),
+    # sharded, each node owns M/N: 2 (N-1)/N M, as a ring
+    Row("p2p", {"exchange": "sharded"}, lambda n: both(2 * (n - 1) / n * M)),
+    # ring: 2 (N-1)/N M each way, however it is cut [Patarasuk, Yuan, 2009; nccl-tests]
+    Row("allreduce", {}, lambda n: both(2 * (n - 1) / n * M)),
+    Row("allreduce", {"each_send": True}, lambda n: both(2 * (n - 1) / n * M)),
+    Row("allreduce", {"bucketing": "layer"}, lambda n: both(2 * (n - 1) / n * M)),
+    Row("allreduce", {"bucketing": "horovod"}, lambda n: both(2 * (n - 1) / n * M)),
+    Row("allreduce", {"bucketing": "mg_wfbp"}, lambda n: both(2 * (n - 1) / n * M)),
+    # hierarchical with a device a node is a ring among nodes
+    Row("allreduce", {"algorithm": "hierarchical"}, lambda n: both(2 * (n - 1) / n * M)),
+    # sparse: everybody gets the part of everybody else, N - 1 of 8 bytes for each 4 of a tenth
+    Row("allreduce", {"compression": "top_k", "density": 0.1}, lambda n: both((n - 1) * M * 0.2)),
+    # ZeRO 1 and 2: reduce-scatter and all-gather, (N-1)/N M each [Rajbhandari et al., SC 2020]
+    Row("fsdp", {"stage": 1}, lambda n: both(2 * (n - 1) / n * M)),
+    Row("fsdp", {"stage": 2, "unit_bytes": 0}, lambda n: both(2 * (n - 1) / n * M)),
+    # ZeRO 3: parameters are gathered twice, 3 (N-1)/N M in all; once if they are kept
+    Row("fsdp", {"stage": 3, "unit_bytes": 0}, lambda n: both(3 * (n - 1) / n * M)),
+    Row("fsdp", {"stage": 3, "reshard_after_forward": False}, lambda n: both(2 * (n - 1) / n * M)),
+    # local SGD: a ring every H steps, 2 (N-1)/(N H) M [Stich, ICLR 2019]
+    Row("local_sgd", {"period": 1}, lambda n: both(2 * (n - 1) / n * M)),
+    Row("local_sgd", {"period": 3}, lambda n: both(2 * (n - 1) / n * M / 3)),
+    # D-PSGD: the model to both neighbours on a ring; two workers have one each [Lian et al., 2017]
+    Row("d_psgd", {}, lambda n: both(min(n - 1, 2) * M)),
+    Row("d_psgd", {"overlap": False}, lambda n: both(min(n - 1, 2) * M)),
+    easgd(1, 1),
+    easgd(1, 2),
+    easgd(3, 1),
+    easgd(4, 2),
+]
+"""Where nothing is drawn: exact."""
+
+RECEIVED_POWER_OF_TWO = (2, 4, 8)
+"""Workers for which halving and doubling is as Rabenseifner has it, without an extra round."""
+
+
+def by_node(graph: OpGraph, used: Floats, iteration_s: float, nodes: int) -> tuple[Floats, Floats]:
+    """Bytes out of and into each node in an iteration, from the utilisation of its links."""
+    moved = used * graph.link_capacity_bytes_per_s * iteration_s
+    label = {block.label: slice(block.first, block.first + block.size) for block in graph.links}
+    out, into = moved[label["link out of"]], moved[label["link into"]]
+    assert len(out) == len(into) == nodes
+    return out, into
+
+
+def traffic_is(row: Row, workers: int) -> None:
+    """Each worker and each server moves what the row says."""
+    graph = build_graph(job(WORK, cluster(BANDWIDTH), workers, row.arch, row.options))
+    assert not graph.noisy
+    found = simulate(graph)
+    if not found.periodic:  # a stretch that ends anywhere has half an iteration more or less
+        raise AssertionError("no period found")
+    iteration_s = 1.0 / found.iterations_per_s.mean()
+    out, into = by_node(graph, found.link_utilisation, iteration_s, workers + row.servers)
+    said = row.traffic(workers)
+    assert out[:workers] == pytest.approx(said.sent, rel=1e-9)
+    assert into[:workers] == pytest.approx(said.received, rel=1e-9)
+    assert out[workers:] == pytest.approx(said.by_server, rel=1e-9)
+    assert into[workers:] == pytest.approx(said.to_server, rel=1e-9)
+
+
+def test_every_architecture_has_a_row() -> None:
+    assert {row.arch for row in ROWS} | {"gosgd", "ad_psgd"} == set(names())
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_bytes_of_an_iteration(row: Row, workers: int) -> None:
+    traffic_is(row, workers)
+
+
+@pytest.mark.parametrize("each_send", [True, False])
+@pytest.mark.parametrize("workers", RECEIVED_POWER_OF_TWO)
+def test_halving_and_doubling_moves_as_much_as_a_ring(workers: int, each_send: bool) -> None:
+    """2 (N-1)/N M sent and received, for powers of two [Thakur, Rabenseifner, Gropp, 2005]."""
+    options = {"algorithm": "halving_doubling", "each_send": each_send}
+    traffic_is(Row("allreduce", options, lambda n: both(2 * (n - 1) / n * M)), workers)
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "double_tree"])
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_tree_moves_as_many_bytes_in_all(workers: int, algorithm: str) -> None:
+    """Each of N - 1 edges carries M up and M down, be it one tree or two of half the bytes."""
+    options = {"algorithm": algorithm, "each_send": True, "chunks": 2}
+    graph = build_graph(job(WORK, cluster(BANDWIDTH), workers, "allreduce", options))
+    found = simulate(graph)
+    iteration_s = 1.0 / found.iterations_per_s.mean()
+    for moved in by_node(graph, found.link_utilisation, iteration_s, workers):
+        assert moved.sum() == pytest.approx(2 * (workers - 1) * M, rel=1e-9)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_node_that_sums_its_gradients_first_sends_them_once(workers: int, servers: int) -> None:
+    """M each way by a node of G workers, N/G M / P each way at a server: M/G for each worker."""
+    spread = {"servers": servers, "split_above_bytes": 0}
+    moved = {}
+    for name, options in (("once", {"local_aggregation": True, **spread}), ("each", spread)):
+        where = cluster(BANDWIDTH, devices_per_node=2)
+        graph = build_graph(job(WORK, where, workers, "ps", options))
+        found = simulate(graph)
+        iteration_s = 1.0 / found.iterations_per_s.mean()
+        moved[name] = by_node(graph, found.link_utilisation, iteration_s, workers // 2 + servers)
+    for way in (0, 1):
+        once, each = moved["once"][way], moved["each"][way]
+        assert once[: workers // 2] == pytest.approx(M, rel=1e-9)
+        assert once[workers // 2 :] == pytest.approx(workers / 2 * M / servers, rel=1e-9)
+        assert each == pytest.approx(2 * once, rel=1e-9)
+
+
+def gossip_is(workers: int, probability: float, models: float) -> None:
+    """Each worker sends so many models an iteration, and receives as many on average.
+
+    Each draws in each of its iterations whether to send, and to whom. So these are binomial: within
+    five standard errors. What all send is what all receive. Jitter makes the run a long one.
+    """
+    options = {"probability": probability}
+    where = cluster(BANDWIDTH * 10)
+    graph = build_graph(job(WORK, where, workers, "gosgd", options, jitter=Jitter(0.3)))
+    found = simulate(graph, rel_ci=0.005)
+    out, into = by_node(graph, found.link_utilisation, found.elapsed_s / M, workers)
+    iterations = found.iterations_per_s * found.elapsed_s
+    others = iterations.sum() - iterations
+    sent_error = np.sqrt(iterations.max() * probability * (1 - probability))
+    chance = probability / (workers - 1)
+    received_error = np.sqrt(others.max() * chance * (1 - chance))
+    # and a model that is half way as the measurement begins or ends
+    assert out == pytest.approx(models * iterations, abs=5 * sent_error + 2)
+    assert into == pytest.approx(models / (workers - 1) * others, abs=5 * received_error + workers)
+    assert out.sum() == pytest.approx(into.sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
+def test_gosgd(workers: int, probability: float) -> None:
+    """p M sent, p M received on average [Blot et al., 2016]."""
+    gossip_is(workers, probability, probability)
+
+
+def exchanges_are(workers: int, passive: str, models: float) -> None:
+    """So many models each way per iteration of an active worker, within the error of what is drawn.
+
+    A passive worker is drawn by each active one with 1/passive ones: what it sends and receives is
+    within five standard errors of that part of all exchanges.
+    """
+    graph = build_graph(job(WORK, cluster(BANDWIDTH), workers, "ad_psgd", {"passive": passive}))
+    found = simulate(graph, rel_ci=0.005)
+    rates = found.iterations_per_s
+    out, into = by_node(graph, found.link_utilisation, 1.0, workers)
+    first = 1 if passive == "even" else 0
+    active = np.arange(first, workers, 2)
+    answering = np.arange(1 - first, workers, 2)
+    exchanges = rates[active] * found.elapsed_s
+    part = 1.0 / len(answering)
+    error = 5 * np.sqrt(exchanges.sum() * part * (1 - part)) + 2 * len(active)
+    for moved in (out, into):
+        models_each = moved * found.elapsed_s / M
+        assert models_each[active] == pytest.approx(models * exchanges, abs=2)
+        assert models_each[answering] == pytest.approx(models * exchanges.sum() * part, abs=error)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("passive", ["even", "odd"])
+def test_ad_psgd(workers: int, passive: str) -> None:
+    """M + M per exchange, one an iteration of an active worker [Lian et al., ICML 2018]."""
+    exchanges_are(workers, passive, 1.0)
+
+
+# -- canaries --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@pytest.mark.parametrize("field", Traffic._fields)
+def test_one_percent_more_is_noticed(row: Row, field: str) -> None:
+    """In what workers send or receive, or servers, of which some architectures have none."""
+    if field.endswith("server") and not row.servers:
+        return
+    more = row._replace(
+        traffic=lambda n: row.traffic(n)._replace(**{field: getattr(row.traffic(n), field) * 1.01})
+    )
+    with pytest.raises(AssertionError):
+        traffic_is(more, 3)
+
+
+def test_a_transfer_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last op that moves bytes moves none."""
+
+    whole = build_graph
+
+    def lacking(a_job: Any) -> OpGraph:
+        graph = whole(a_job)
+        moved = graph.op_bytes.copy()
+        moved[np.flatnonzero(moved)[-1]] = 0.0
+        return msgspec.structs.replace(graph, op_bytes=moved)
+
+    monkeypatch.setattr("tests.architectures.test_traffic.build_graph", lacking)
+    for row in (ps("bsp", 1), ROWS[-1], Row("d_psgd", {}, lambda n: both(min(n - 1, 2) * M))):
+        with pytest.raises(AssertionError):
+            traffic_is(row, 3)
+
+
+def test_another_probability_or_number_of_models_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        gossip_is(3, 0.5, 0.55)
+    with pytest.raises(AssertionError):
+        exchanges_are(4, "odd", 0.95)

@@ -1,0 +1,564 @@
+"""Past runs of a known truth: what is found again, how surely, and what is not."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfmodel import InputError, Link, api
+from perfmodel.base import files
+from perfmodel.base.provenance import Source
+from perfmodel.calibration import PastRun, RunsFit, fit_runs, read_runs
+from perfmodel.calibration.runs import likelihood, parameters
+from perfmodel.calibration.runs.parameters import groups_of, on_job, with_overlap
+from perfmodel.cli import main
+from perfmodel.inputs.cluster import Cluster, NodeOverride, Server, read_cluster
+from perfmodel.inputs.job import Jitter, Job, Straggler
+from perfmodel.inputs.profile import SCHEMA, Profile, read_profile
+from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.predicting import coarse
+from tests import jobs as small
+
+MADE = Source("exact", "made for a test")
+CLUSTER = Cluster(
+    name="lab",
+    nic=Link(1.25e9, 25e-6, 0.94),
+    server=Server(update_per_tensor_s=1e-4, update_per_byte_s=1e-10),
+    source=MADE,
+)
+TRUTH = {"latency_s": 3e-4, "efficiency": 0.6, "compute_factor": 1.2}
+MANY = (1, 2, 4, 8, 12, 16)
+NOISE = 0.02
+
+
+def chain(name: str, layers: int, tensor_bytes: float, forward_s: float) -> Workload:
+    """Layers that become larger, each of a large and a small tensor."""
+    return Workload.of(
+        name,
+        [
+            WorkloadLayer(f"layer{i}", forward_s * i, 2.0 * forward_s * i, (tensor_bytes * i, 4e3))
+            for i in range(1, layers + 1)
+        ],
+        batch_size=32,
+        optimizer_s=2e-3,
+    )
+
+
+DEEP, WIDE = chain("deep", 20, 5e5, 2.5e-4), chain("wide", 8, 1.2e7, 3e-3)
+
+
+def made(
+    truth: Mapping[str, float],
+    *,
+    overlap: bool | None = None,
+    noise: float = NOISE,
+    seed: int = 0,
+    archs: Sequence[str] = ("ring", "ps"),
+    models: Sequence[Workload] = (DEEP, WIDE),
+    workers: Sequence[int] = MANY,
+    cluster: Cluster = CLUSTER,
+) -> list[PastRun]:
+    """Runs that the coarse model and some noise made; nobody says what the truth was."""
+    random = np.random.default_rng(seed)
+    found = []
+    for work in models:
+        for arch in archs:
+            for n in workers:
+                job = api.make_job(workload=work, cluster=cluster, arch=arch, workers=n)
+                step_s = float(coarse.phases(on_job(with_overlap(job, overlap), truth)).iteration_s)
+                step_s *= float(np.exp(noise * random.standard_normal()))
+                found.append(PastRun(job, step_s, place=f"line {len(found) + 2}"))
+    return found
+
+
+def spoilt(runs: Sequence[PastRun]) -> list[PastRun]:
+    """The same with two of them wrong."""
+    found = list(runs)
+    for i, factor in ((5, 3.5), (16, 4.0)):
+        found[i] = msgspec.structs.replace(found[i], step_s=found[i].step_s * factor)
+    return found
+
+
+@functools.cache
+def fitted() -> RunsFit:
+    """The fit to 24 runs of the truth, whatever has an effect."""
+    return fit_runs(made(TRUTH))
+
+
+def inside(fit: RunsFit, truth: Mapping[str, float]) -> dict[str, bool]:
+    return {name: fit[name].low <= value <= fit[name].high for name, value in truth.items()}
+
+
+# how long a step takes
+
+
+def differences(job_of: Any, values: Mapping[str, float]) -> float:
+    """Greatest error of the fast route, over some numbers of workers."""
+    every: list[Job] = [job_of(n) for n in (2, 3, 4)]
+    found = parameters.step_s(groups_of(every), {n: np.array([v]) for n, v in values.items()}, 1)
+    real = [float(coarse.phases(on_job(job, values)).iteration_s) for job in every]
+    return float(np.abs(found[0] / real - 1.0).max())
+
+
+VALUES = {
+    "latency_s": 0.02, "efficiency": 0.5, "update_per_tensor_s": 0.2, "update_per_byte_s": 0.002,
+    "compute_factor": 1.3, "jitter": 0.1,
+}  # fmt: skip
+SMALL = small.workload([1.0, 2.0, 0.5], [2.0, 3.0, 1.0], [40.0, 7.0, 100.0], optimizer_s=0.3)
+COSTS = {"update_per_tensor_s": 0.1, "update_per_byte_s": 0.001}
+
+
+@pytest.mark.parametrize(("arch", "options"), small.ALL, ids=small.ALL_IDS)
+def test_many_runs_at_once_take_as_long_as_each(arch: str, options: dict[str, Any]) -> None:
+    shared = {"devices_per_node": 2, "intra_node": Link(500.0, 0.001), "core_oversubscription": 3.0}
+    for more in ({}, shared):
+        where = small.cluster(13.0, 0.01, **COSTS, **more)
+        assert differences(lambda n, c=where: small.job(SMALL, c, n, arch, options), VALUES) < 1e-9
+
+
+def test_runs_whose_workers_differ_take_as_long_as_each() -> None:
+    where = small.cluster(13.0, 0.01, overrides=(NodeOverride(1, Link(5.0, 0.2, 0.7), 0.5),))
+    late = (Straggler(1, 2.0),)
+    for arch in ("ps", "allreduce", "asp"):
+        assert differences(lambda n, a=arch: small.job(SMALL, where, n, a), VALUES) < 1e-9
+        plain = small.cluster(13.0, 0.01)
+        assert (
+            differences(
+                lambda n, a=arch, c=plain: small.job(SMALL, c, n, a, stragglers=late), VALUES
+            )
+            < 1e-9
+        )
+
+
+def test_a_jitter_that_was_given_stays() -> None:
+    job = small.job(SMALL, small.cluster(13.0), 4, "ring", jitter=Jitter(0.2, "gamma"))
+    assert on_job(job, {"jitter": 0.5}).jitter == Jitter(0.2, "gamma")
+    assert differences(lambda n: msgspec.structs.replace(job, workers=n), VALUES) < 1e-9
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_canary_each_value_matters(name: str) -> None:
+    def job_of(workers: int) -> Job:
+        return small.job(SMALL, small.cluster(13.0, 0.01, **COSTS), workers, "ps")
+
+    others = {n: v for n, v in VALUES.items() if n != name}
+    every = [job_of(n) for n in (2, 3, 4)]
+    without = parameters.step_s(groups_of(every), {n: np.array([v]) for n, v in others.items()}, 1)
+    real = [float(coarse.phases(on_job(job, VALUES)).iteration_s) for job in every]
+    assert np.abs(without[0] / real - 1.0).max() > 1e-6  # a thousand times what is tolerated
+
+
+# the truth
+
+
+def test_the_truth_is_found_again() -> None:
+    fit = fitted()
+    assert inside(fit, TRUTH) == dict.fromkeys(TRUTH, True)
+    assert fit["efficiency"].value == pytest.approx(0.6, rel=0.05)
+    assert fit["compute_factor"].value == pytest.approx(1.2, rel=0.05)
+    assert fit["efficiency"].told == fit["compute_factor"].told == "told"
+    assert fit.residuals.median < NOISE
+    assert 0.5 * NOISE < fit.run_spread < 2.0 * NOISE
+
+
+def test_exact_runs_give_the_exact_truth() -> None:
+    fit = fit_runs(made(TRUTH, noise=0.0), fit=list(TRUTH))
+    for name, value in TRUTH.items():
+        assert fit[name].value == pytest.approx(value, rel=0.03)
+    assert fit.residuals.worst < 0.01
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    centres = {"latency_s": 25e-6, "efficiency": 0.94, "compute_factor": 1.0}
+    random = np.random.default_rng(3)
+    held = []
+    for seed in range(20):
+        truth = {}
+        for name, value in centres.items():
+            p = parameters.PARAMETERS[name]
+            truth[name] = float(p.value(p.coordinate(value) + p.spread * random.standard_normal()))
+        fit = fit_runs(made(truth, noise=0.03, seed=seed, archs=("ring",)), fit=list(truth))
+        held += inside(fit, truth).values()
+    assert 0.75 <= np.mean(held) <= 0.98  # 60 intervals of 90 %
+
+
+def test_two_wrong_runs_of_24_move_nothing() -> None:
+    runs = made(TRUTH)
+    fit, right = fit_runs(spoilt(runs), fit=list(TRUTH)), fit_runs(runs, fit=list(TRUTH))
+    for name in ("efficiency", "compute_factor"):
+        assert inside(fit, TRUTH)[name]
+        assert fit[name].value == pytest.approx(right[name].value, rel=0.03)
+    noted = [note for note in fit.notes if "unlike the others" in note]
+    assert [note.split(" took ")[0] for note in noted] == ["line 7", "line 18"]
+    assert not any("unlike" in note for note in right.notes)
+
+
+def test_canary_least_squares_would_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "TOLERATED", 1e6)
+    fit = fit_runs(spoilt(made(TRUTH)), fit=list(TRUTH))
+    moved = [abs(fit[name].value / TRUTH[name] - 1.0) for name in ("efficiency", "compute_factor")]
+    assert max(moved) > 0.05
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_overlap_is_found(overlap: bool) -> None:
+    fit = fitted() if overlap else fit_runs(made(TRUTH, overlap=False))
+    assert fit.overlap is not None
+    assert (fit.overlap.value, fit.overlap.was, fit.overlap.told) == (overlap, True, "told")
+    assert any("--no-overlap" in note for note in fit.notes) == (not overlap)
+    assert inside(fit, TRUTH) == dict.fromkeys(TRUTH, True)
+    job = fit.apply(made(TRUTH)[0].job)
+    assert job.options.overlap is overlap
+
+
+def test_an_overlap_without_effect_is_as_before() -> None:
+    fit = fit_runs(made(TRUTH, workers=(1,), archs=("ring",)), fit=["compute_factor", "overlap"])
+    assert fit.overlap is not None
+    assert (fit.overlap.value, fit.overlap.told) == (True, "as before")
+
+
+def test_an_overlap_that_runs_say_is_theirs() -> None:
+    job = small.job(SMALL, small.cluster(13.0), 4, "ring", {"overlap": False})
+    fit = fit_runs([PastRun(job, 30.0)] * 4)
+    assert fit.overlap is None
+    assert fit.apply(job).options.overlap is False
+    with pytest.raises(InputError, match=r"^fit: overlap: the runs say it themselves$"):
+        fit_runs([PastRun(job, 30.0)], fit=["overlap"])
+
+
+def test_jitter_is_found() -> None:
+    truth = {"jitter": 0.2, "compute_factor": 1.1}
+    fit = fit_runs(made(truth, archs=("ring",), noise=0.01), fit=list(truth))
+    assert inside(fit, truth) == dict.fromkeys(truth, True)
+    assert fit["jitter"].told == "told"
+    assert any(f"--jitter {fit['jitter'].value:.3g}" in note for note in fit.notes)
+    jitter = fit.apply(made(truth)[0].job).jitter
+    assert jitter is not None
+    assert jitter.cv == fit["jitter"].value
+
+
+def test_server_costs_are_found() -> None:
+    truth = {"update_per_tensor_s": 2e-3, "update_per_byte_s": 2e-9}
+    fit = fit_runs(made(truth, archs=("ps", "asp")), fit=list(truth))
+    assert inside(fit, truth) == dict.fromkeys(truth, True)
+    server = fit.cluster(CLUSTER).server
+    assert server.update_per_tensor_s == fit["update_per_tensor_s"].value
+
+
+# what runs do not tell
+
+
+def test_what_changes_no_run_stays_as_it_was() -> None:
+    fit = fit_runs(made(TRUTH, archs=("ring",)))
+    for name in ("update_per_tensor_s", "update_per_byte_s"):
+        found = fit[name]
+        assert (found.told, found.value) == ("as before", found.was)
+        assert found.note == "changes no run by 1%"
+    assert fit.cluster(CLUSTER).server == CLUSTER.server
+    with pytest.raises(InputError, match=r"^fit: update_per_byte_s: changes no run by 1% or more$"):
+        fit_runs(made(TRUTH, archs=("ring",)), fit=["update_per_byte_s"])
+
+
+def test_what_runs_do_not_tell_stays_as_it_was_with_a_wide_interval() -> None:
+    # one long message: what its start takes is lost in the noise of what its bytes take
+    fit = fit_runs(
+        made({"efficiency": 0.5}, archs=("ring",), models=(WIDE,), workers=(2, 4), noise=0.05),
+        fit=["latency_s", "efficiency"],
+    )
+    found = fit["latency_s"]
+    assert found.told == "as before"
+    assert found.value == CLUSTER.nic.latency_s
+    assert found.high > 10.0 * found.low
+    assert fit.cluster(CLUSTER).nic.latency_s == CLUSTER.nic.latency_s
+    assert "latency_s" not in fit.values
+
+
+def test_what_runs_tell_only_together_is_said_so() -> None:
+    # one model: so much for each of its tensors is as good as so much for each of its bytes
+    truth = {"update_per_tensor_s": 3e-3, "update_per_byte_s": 1e-9}
+    before = Server(update_per_tensor_s=1e-3, update_per_byte_s=1e-9)
+    where = msgspec.structs.replace(CLUSTER, server=before)
+
+    def fit_of(*models: Workload) -> RunsFit:
+        runs = made(truth, archs=("ps",), models=models, noise=0.01, cluster=where)
+        return fit_runs(runs, fit=list(truth))
+
+    fit, both = fit_of(DEEP), fit_of(DEEP, WIDE)
+    tensor, byte = (fit[name] for name in truth)
+    assert (tensor.told, tensor.note) == ("not apart", "only together with update_per_byte_s")
+    assert inside(fit, truth) == dict.fromkeys(truth, True)
+    assert tensor.high > 3.0 * tensor.low
+    sizes = DEEP.tensors, DEEP.gradient_bytes
+    real = sum(n * v for n, v in zip(sizes, truth.values(), strict=True))
+    found = sum(n * e.value for n, e in zip(sizes, (tensor, byte), strict=True))
+    assert found == pytest.approx(real, rel=0.1)
+    assert {both[name].told for name in truth} == {"told"}
+    assert inside(both, truth) == dict.fromkeys(truth, True)
+
+
+# what others would be
+
+
+def test_held_out_errors_are_greater_than_residuals() -> None:
+    fit = fit_runs(made(TRUTH, archs=("ring",), models=(DEEP,), noise=0.05))
+    assert fit.held_out is not None
+    inner, outer = ([abs(e) for e in es] for es in (
+        [r.error for r in fit.runs], [r.held_out or 0.0 for r in fit.runs],
+    ))  # fmt: skip
+    assert sum(outer) > 1.1 * sum(inner)
+    assert fit.held_out.worst == pytest.approx(max(outer))
+    assert fit.residuals.worst == pytest.approx(max(inner))
+
+
+def test_held_out_errors_show_a_model_that_fits_only_what_it_saw() -> None:
+    first = fitted().held_out
+    second = fit_runs(made(TRUTH, noise=0.5), fit=list(TRUTH)).held_out
+    assert first is not None
+    assert second is not None
+    assert first.median < 0.05
+    assert second.median > 0.1
+
+
+def test_too_few_runs_hold_none_out() -> None:
+    fit = fit_runs(made(TRUTH, archs=("ring",), models=(DEEP,), workers=(8,)), fit=["efficiency"])
+    assert fit.held_out is None
+    assert [r.held_out for r in fit.runs] == [None]
+
+
+def test_predictions_hold_runs_that_were_not_fitted() -> None:
+    fit = fitted()
+    held = []
+    for run in made(TRUTH, seed=1, workers=(3, 6, 10, 14)):
+        found = fit.predict(run.job)
+        held.append(found.low_s <= run.step_s <= found.high_s)
+        samples = run.job.workers * run.job.workload.batch_size
+        assert found.samples_per_s == pytest.approx(samples / found.step_s)
+        assert found.step_s == pytest.approx(float(coarse.phases(fit.apply(run.job)).iteration_s))
+        assert found.note == ""
+    assert sum(held) >= 13  # of 16
+
+
+def other(**changes: Any) -> Job:
+    given = {"workload": DEEP, "cluster": CLUSTER, "arch": "ring", "workers": 8} | changes
+    return api.make_job(**given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"workers": 32}, "workers 32, runs had 1 to 16"),
+        ({"arch": "fsdp"}, "fsdp, runs were allreduce, ps"),
+        ({"workload": chain("large", 20, 5e7, 1e-4)}, "gradient_bytes 10.5 GB, runs had"),
+        ({"arch": "ps", "options": {"servers": 4}}, "servers 4, runs had 1"),
+        ({"bandwidth_bytes_per_s": 1e10}, "bandwidth_bytes_per_s 80 Gbps, runs had 10 Gbps"),
+    ],
+)
+def test_extrapolation_is_refused(changes: dict[str, Any], said: str) -> None:
+    fit = fit_runs(made(TRUTH, workers=(1, 4, 16), noise=0.0), fit=["efficiency"])
+    assert fit.predict(other()).note == ""
+    with pytest.raises(InputError, match=f"{said}.*: this would be extrapolation"):
+        fit.predict(other(**changes))
+    assert said in fit.predict(other(**changes), extrapolate=True).note
+
+
+def test_runs_must_be_of_one_cluster() -> None:
+    slow = msgspec.structs.replace(CLUSTER, nic=Link(1e8, 25e-6, 0.94))
+    runs = made(TRUTH, workers=(4,)) + made(TRUTH, workers=(4,), cluster=slow)
+    assert fit_runs(runs, fit=["efficiency"]).ranges["bandwidth_bytes_per_s"] == (1e8, 1.25e9)
+    far = msgspec.structs.replace(CLUSTER, nic=Link(1.25e9, 1e-3, 0.94))
+    mixed = made(TRUTH, workers=(4,)) + made(TRUTH, workers=(4,), cluster=far)
+    with pytest.raises(InputError, match="not on the cluster of line 2"):
+        fit_runs(mixed)
+    with pytest.raises(InputError, match="runs: at least one is needed"):
+        fit_runs([])
+
+
+def test_the_same_runs_give_the_same_fit() -> None:
+    runs = made(TRUTH, archs=("ring",), models=(DEEP,))
+    assert fit_runs(runs).to_json() == fit_runs(runs).to_json()
+
+
+# the table and the command
+
+
+PROFILE = {
+    "schema": SCHEMA,
+    "name": "deep",
+    "source": msgspec.to_builtins(MADE),
+    "layers": [
+        {"name": a.name, "tensors": [{"name": f"{a.name}.{i}", "bytes": size} for i, size in
+                                     enumerate(reversed(a.tensor_bytes))]}
+        for a in DEEP.layers
+    ],
+    "timings": [
+        {
+            "device": "board", "batch_size": 32, "source": msgspec.to_builtins(MADE),
+            "forward_s": [a.forward_s for a in DEEP.layers],
+            "backward_s": [a.backward_s for a in DEEP.layers], "optimizer_s": DEEP.optimizer_s,
+        },
+        {"device": "other", "batch_size": 32, "step_s": 1.0, "source": msgspec.to_builtins(MADE)},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where deep.json, lab.json and runs.csv are."""
+    monkeypatch.chdir(tmp_path)
+    Path("deep.json").write_text(json.dumps(PROFILE))
+    Path("lab.json").write_bytes(msgspec.json.encode(CLUSTER))
+    lines = ["workers,arch,batch_size,servers,step_s,samples_per_s,host"]
+    for run in made(TRUTH, models=(DEEP,)):
+        ps = run.job.architecture == "ps"
+        rate = run.job.workers * 32 / run.step_s
+        step = f"{run.step_s * 1e3:.6g} ms," if ps else f",{rate:.6g}"
+        lines.append(f"{run.job.workers},{'ps,32,1' if ps else 'ring,,'},{step},lab{len(lines)}")
+    Path("runs.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    monkeypatch.setattr("sys.argv", ["perfmodel", *text.split()])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out = capsys.readouterr()
+    return int(end.value.code or 0), out.out, out.err
+
+
+COMMAND = "calibrate runs runs.csv --workload deep.json --device board --cluster lab.json"
+
+
+def test_the_command_writes_files_that_predict_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(
+        monkeypatch, capsys, f"{COMMAND} --output found.json --workload-output slow.json --json"
+    )
+    assert (code, err.splitlines()) == (
+        0, ["wrote found.json", "wrote slow.json", "columns that were not used: host"],
+    )  # fmt: skip
+    found = json.loads(out)
+    assert (found["schema"], found["kind"]) == ("perfmodel.calibration/1", "runs")
+    values = {e["name"]: e["value"] for e in found["estimates"]}
+    assert values["efficiency"] == pytest.approx(0.6, rel=0.05)
+    cluster, profile = read_cluster("found.json"), read_profile("slow.json")
+    assert cluster.nic == Link(1.25e9, values["latency_s"], values["efficiency"])
+    assert "workers 1 to 16" in cluster.source.text
+    assert "12 runs" in cluster.source.text
+    factor = values["compute_factor"]
+    assert profile.timings[0].total_s == pytest.approx(factor * DEEP.compute_s)
+    assert profile.timings[1].step_s == 1.0  # another device
+    job = "predict --workload {} --device board --cluster {} --arch ring --workers 12 --json "
+    code, out, _ = call(
+        monkeypatch, capsys, job.format("slow.json", "found.json") + "--fidelity coarse"
+    )
+    assert code == 0
+    measured = next(
+        r.step_s for r in made(TRUTH, models=(DEEP,))
+        if (r.job.workers, r.job.architecture) == (12, "allreduce")
+    )  # fmt: skip
+    assert json.loads(out)["iteration_s"] == pytest.approx(measured, rel=0.06)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "deep.json", "found.json", "lab.json", "runs.csv", "slow.json",
+    ]  # fmt: skip
+
+
+def test_the_command_prints_a_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = call(monkeypatch, capsys, COMMAND)
+    assert code == 0
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert lines["latency"].split()[-2:] == ["25", "us"]
+    assert "0.94" in lines["efficiency"]
+    assert "times as likely as the opposite" in lines["overlap"]
+    assert {"of the fit", "held out"} <= set(lines)
+    code, out, _ = call(monkeypatch, capsys, f"{COMMAND} --fit efficiency,latency_s")
+    assert "overlap" not in out
+    assert "compute factor" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (f"{COMMAND} --fit effciency", "unknown parameter 'effciency'; did you mean 'efficiency'?"),
+        (f"{COMMAND} --model resnet50", "--model and --workload: give only one of them"),
+        ("calibrate runs runs.csv", "runs.csv: line 2: model or workload: neither in the table"),
+        (f"{COMMAND} --output no/where.json", "no/where.json: cannot write"),
+        (f"{COMMAND} --output a.json --workload-output a.json", "both are a.json"),
+        (f"{COMMAND} --fit efficiency --workload-output a.json",
+         "compute_factor: the runs do not tell how long computing takes"),
+        (COMMAND.replace("runs.csv", "none.csv"), "none.csv: cannot read"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_write_nothing(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    said: str,
+) -> None:
+    before = sorted(folder.iterdir())
+    code, out, err = call(monkeypatch, capsys, arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("workers,arch\n4,ps\n", "t.csv: column 'step_s' is missing (there are: workers, arch)"),
+        ("workers,step_s\n4,1\n", "t.csv: column 'arch' is missing"),
+        ("workers,arch,stepp_s\n4,ps,1\n", "t.csv: column 'step_s' is missing; is it 'stepp_s'?"),
+        ("workers,arch,step_s,server\n4,ps,1,1\n",
+         "t.csv: column 'server' is unknown; is it 'servers'?"),
+        ("workers,arch,step_s\n4,ps,\n",
+         "t.csv: line 2: needs one of step_s, iteration_s, samples_per_s, got none"),
+        ("workers,arch,step_s,samples_per_s\n4,ps,1,2\n",
+         "t.csv: line 2: needs one of step_s, iteration_s, samples_per_s, got step_s and sam"),
+        ("workers,arch,step_s\n4,ps,1\n4,psx,1\n", "t.csv: line 3: unknown architecture 'psx'"),
+        ("workers,arch,step_s\n4,,1\n", "t.csv: line 2: arch: is empty"),
+        ("workers,arch,step_s\n0,ps,1\n", "t.csv: line 2: workers: must be at least 1, got 0"),
+        ("workers,arch,step_s\n4,ps,0\n", "t.csv: line 2: step_s: must be more than 0, got 0"),
+        ("workers,arch,step_s,servers\n4,ring,1,2\n",
+         "t.csv: line 2: option 'servers' does not apply to allreduce"),
+        ("workers,arch,step_s,sync\n4,ps,1,bps\n", "t.csv: line 2: option sync of ps: expected"),
+        ("workers,arch,step_s,global_batch_size\n3,ps,1,64\n",
+         "t.csv: line 2: global_batch_size: 64: needs an empty batch_size, and as many samples"),
+        ("workers,arch,step_s,model\n3,ps,1,resnet51\n", "t.csv: line 2: unknown model 'resnet51'"),
+    ],
+)  # fmt: skip
+def test_lines_that_are_no_runs_are_refused(folder: Path, text: str, said: str) -> None:
+    Path("t.csv").write_text(text)
+    with pytest.raises(InputError) as error:
+        read_runs("t.csv", cluster=CLUSTER, profile=files.read("deep.json", Profile, SCHEMA))
+    assert str(error.value).startswith(said)
+
+
+def test_a_table_says_what_its_runs_were(folder: Path) -> None:
+    Path("t.csv").write_text(
+        "workers,arch,workload,global_batch_size,bandwidth_bytes_per_s,overlap,jitter,iteration_s,"
+        "spread_fraction\n4,ring,deep.json,128,1Gbps,FALSE,0.1,200 ms,0.01\n"
+        "2,ps,deep.json,,,,,0.5,\n"
+    )
+    found = read_runs("t.csv", cluster=CLUSTER)
+    first, second = found.runs
+    assert (first.step_s, first.spread_fraction, first.place) == (0.2, 0.01, "line 2")
+    assert first.job.workload.batch_size == 32
+    assert first.job.cluster.nic.bandwidth_bytes_per_s == 1.25e8
+    assert first.job.options.overlap is False
+    assert first.job.jitter == Jitter(0.1)
+    assert (second.job.workers, second.job.cluster, second.spread_fraction) == (2, CLUSTER, 0.0)
+    assert [p.name for p in found.profiles] == ["deep"]
+    assert found.unused == ()

@@ -1,0 +1,1 @@
+"""Tests of the simulator, on graphs of all kinds."""

@@ -1,0 +1,291 @@
+"""The pages say what the program does: outputs, files, links and option tables are checked.
+
+Conventions for README.md and docs/**/*.md:
+
+- a ```console block holds commands, ``$ perfmodel ...``, each followed by what it prints, on
+  standard output and standard error together (``> FILE`` keeps standard output). Nothing after
+  a command means that its output is not shown: then it only has to succeed;
+- a ```python block is run; a ```text block right behind it is what it prints;
+- ``<!-- file: NAME -->`` before a block makes NAME for the commands that follow on that page;
+- all blocks of a page run in order, in one empty folder. Blanks at line ends do not count.
+
+``PERFMODEL_UPDATE_OUTPUTS=1`` writes what the commands print into the pages instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from perfmodel import InputError, Source, api, cli
+from perfmodel.architectures import registry
+from perfmodel.base import files
+from perfmodel.engine import simulation, steady, warmup
+from perfmodel.inputs.cluster import SCHEMA as CLUSTER_SCHEMA
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.device import SCHEMA as DEVICE_SCHEMA
+from perfmodel.inputs.device import Device
+from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA
+from perfmodel.inputs.job import JobFile
+from perfmodel.inputs.profile import SCHEMA as WORKLOAD_SCHEMA
+from perfmodel.inputs.profile import Profile
+from perfmodel.measuring.measurements import SCHEMA as MEASUREMENTS_SCHEMA
+from perfmodel.measuring.measurements import Measurements
+from perfmodel.results.prediction import Prediction
+from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA
+from perfmodel.validation.cases import Case, CaseJob, Cases, Measured
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"
+KINDS = {
+    WORKLOAD_SCHEMA: Profile,
+    CLUSTER_SCHEMA: Cluster,
+    DEVICE_SCHEMA: Device,
+    JOB_SCHEMA: JobFile,
+    CASES_SCHEMA: Cases,
+    MEASUREMENTS_SCHEMA: Measurements,
+}
+
+BLOCK = re.compile(
+    r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S
+)
+LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def rendered(text: str, folder: Path) -> str:
+    """The page with what its commands really print."""
+    names: dict[str, object] = {"__name__": "__page__"}
+    parts, done, ended, printed = [], 0, 0, None
+    for block in BLOCK.finditer(text):
+        kind, body = block["kind"], block["body"]
+        adjacent = not text[ended : block.start()].strip()
+        if block["file"]:
+            (folder / block["file"]).write_text(body, encoding="utf-8")
+        elif kind == "console":
+            body = _console(body, folder)
+        elif kind == "text" and printed is not None and adjacent:
+            body = printed
+        printed = None
+        if kind == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.chdir(folder):
+                exec(compile(body, "page", "exec"), names)
+            printed = _tidy(out.getvalue())
+        parts += [text[done : block.start("body")], body]
+        done, ended = block.end("body"), block.end()
+    return "".join([*parts, text[done:]])
+
+
+def _console(body: str, folder: Path) -> str:
+    commands = re.split(r"^\$ ", body.replace("\\\n", "\\\0"), flags=re.M)
+    assert not commands[0], f"a console block starts with '$ ': {body!r}"
+    out = []
+    for part in commands[1:]:
+        command, _, shown = part.partition("\n")
+        printed = _run(command.replace("\\\0", " "), folder)
+        out.append(f"$ {command}\n{printed if shown else ''}")
+    return "".join(out).replace("\\\0", "\\\n")
+
+
+def _run(command: str, folder: Path) -> str:
+    program, *words = shlex.split(command)
+    assert program == "perfmodel", f"only perfmodel can be run here: {command}"
+    target = folder / words.pop() if words[-2:-1] == [">"] else None
+    environment = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS")}
+    done = subprocess.run(
+        [sys.executable, "-m", "perfmodel", *(word for word in words if word != ">")],
+        cwd=folder,
+        env=environment | {"PYTHONIOENCODING": "utf-8"},
+        encoding="utf-8",
+        stdout=subprocess.PIPE,
+        check=False,
+        stderr=subprocess.PIPE if target else subprocess.STDOUT,
+    )
+    expected = 2 if done.stdout.startswith("perfmodel: error: ") else 0
+    assert done.returncode == expected, f"{command}: exit {done.returncode}\n{done.stdout}"
+    if target is None:
+        return _tidy(done.stdout)
+    target.write_text(done.stdout, encoding="utf-8")
+    return ""
+
+
+def _tidy(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+@by_page
+def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    real = rendered(text, tmp_path)
+    if UPDATE:
+        files.write(page, real.encode())  # whole or not at all: other tests read it meanwhile
+        return
+    difference = difflib.unified_diff(text.splitlines(), real.splitlines(), "page", "real")
+    assert real == text, "\n".join(["PERFMODEL_UPDATE_OUTPUTS=1 rewrites the page", *difference])
+
+
+def test_something_is_run() -> None:
+    blocks = [b["kind"] for page in PAGES for b in BLOCK.finditer(page.read_text(encoding="utf-8"))]
+    assert blocks.count("console") >= 10
+    assert blocks.count("python") >= 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```console\n$ perfmodel --version\nperfmodel 0.0.0\n```\n",
+        "```python\nprint(1)\n```\n\n```text\n2\n```\n",
+        "```console\n$ perfmodel list \\\n    architectures\nnone\n```\n",
+    ],
+)
+def test_canary_a_wrong_output_is_seen(text: str, tmp_path: Path) -> None:
+    real = rendered(text, tmp_path)
+    assert real != text
+    assert rendered(real, tmp_path) == real
+
+
+def test_canary_a_failing_command_is_seen(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="exit 2"):
+        rendered("```console\n$ perfmodel show nothing > file\n```\n", tmp_path)
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Relative links of ``text`` that lead nowhere from ``page``."""
+    prose = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", text))
+    broken = []
+    for target in (link["target"] for link in LINK.finditer(prose)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path) if path else page
+        if not place.exists():
+            broken.append(target)
+        elif anchor:
+            lines = place.read_text(encoding="utf-8") if place != page else text
+            if anchor not in {_slug(h) for h in re.findall(r"^#+ (.*)$", lines, flags=re.M)}:
+                broken.append(target)
+    return broken
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_canary_a_broken_link_is_seen() -> None:
+    text = "# Here\n[a](nowhere.md) [b](LICENSE) [c](#here) [d](#there) [e](https://example.org)"
+    assert broken_links(ROOT / "README.md", text) == ["nowhere.md", "#there"]
+
+
+def schemas_read(text: str, name: str) -> int:
+    """Read every input file shown in ``text``; how many there are."""
+    found = 0
+    for block in BLOCK.finditer(text):
+        schema = re.search(r'^\s*[{]?\s*"?schema"?\s*[:=]\s*"([^"]+)"', block["body"], re.M)
+        if block["kind"] in ("json", "toml") and schema:
+            files.decode(
+                block["body"].encode(),
+                KINDS[schema[1]],
+                schema[1],
+                name=name,
+                toml=block["kind"] == "toml",
+            )
+            found += 1
+    return found
+
+
+def test_input_files_shown_can_be_read() -> None:
+    found = {page.name: schemas_read(page.read_text(encoding="utf-8"), page.name) for page in PAGES}
+    assert found["own-model.md"] >= 2
+    assert found["own-cluster.md"] >= 2
+    assert found["device-file.md"] >= 1
+    assert found["job-file.md"] >= 1
+    assert found["measurement-file.md"] >= 1
+
+
+def test_canary_a_wrong_input_file_is_seen() -> None:
+    with pytest.raises(InputError, match="unknown key 'nik'"):
+        schemas_read('```toml\nschema = "perfmodel.cluster/1"\nname = "a"\nnik = 1\n```\n', "page")
+
+
+def _missing(page: str, words: list[str]) -> list[str]:
+    text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    return [word for word in words if f"`{word}" not in text and f".{word}`" not in text]
+
+
+def _fields(struct: type[msgspec.Struct]) -> list[str]:
+    names = []
+    for field in msgspec.inspect.type_info(struct).fields:  # type: ignore[attr-defined]
+        names.append(field.encode_name)
+        kinds = getattr(field.type, "types", (field.type,))
+        for kind in (getattr(k, "item_type", k) for k in kinds):
+            if isinstance(kind, msgspec.inspect.StructType):
+                names += _fields(kind.cls)
+    return names
+
+
+def test_reference_pages_are_complete() -> None:
+    commands = [
+        command
+        for one in cli.cli.commands.values()
+        for command in (one.commands.values() if isinstance(one, click.Group) else [one])
+    ]
+    options = [o for c in commands for p in c.params for o in p.opts if o.startswith("--")]
+    assert "--repetitions" in options
+    assert "--bandwidth" in options
+    assert _missing("command-line.md", options) == []
+    every = [f for a in registry.all_architectures() for f in a.options.__struct_fields__]
+    assert _missing("architectures.md", every) == []
+    text = (ROOT / "docs" / "reference" / "architectures.md").read_text(encoding="utf-8")
+    assert [name for name in registry.names() if f"\n## {name}\n" not in text] == []
+    assert _missing("json-output.md", _fields(Prediction)) == []
+    assert _missing("workload-file.md", _fields(Profile)) == []
+    assert _missing("job-file.md", _fields(JobFile)) == []
+    in_cases = [f for s in (Case, Measured) for f in s.__struct_fields__]
+    in_cases += [f for f in CaseJob.__struct_fields__ if f not in JobFile.__struct_fields__]
+    assert _missing("cases-file.md", in_cases) == []
+    described = set(_fields(Source))  # in workload-file.md, to which the others link
+    assert _missing("cluster-file.md", [f for f in _fields(Cluster) if f not in described]) == []
+    measured = [f for f in _fields(Measurements) if f not in described]
+    assert _missing("measurement-file.md", measured) == []
+    assert _missing("device-file.md", [f for f in _fields(Device) if f not in described]) == []
+
+
+def test_the_lengths_of_runs_are_as_described() -> None:
+    pages = ("explanation/one-idea.md", "decisions/0010-steady-state.md")
+    idea, decision = (
+        " ".join((ROOT / "docs" / page).read_text(encoding="utf-8").split()) for page in pages
+    )
+    for text in (idea, decision):
+        assert f"within {simulation.MOST_PERIODIC_ROUNDS} rounds" in text
+        assert f"pilot of {warmup.PILOT_ROUNDS} rounds" in text
+    assert f"within {api.REL_CI * 100:g} % of it" in idea
+    assert f"After {simulation.FEWEST_RUNS} runs" in idea
+    assert f"up to {simulation.MOST_RUNS}." in idea
+    assert f"{simulation.FEWEST_RUNS} to {simulation.MOST_RUNS} times" in decision
+    assert f"up to {warmup.MOST_PILOT_ROUNDS} rounds" in decision
+    assert f"for {simulation.MOST_ROUNDS} rounds" in decision
+    assert f"{steady.FEWEST_BATCHES} to {2 * steady.MOST_BATCHES - 1} batches" in decision
+    assert f"more than {steady.MOST_CORRELATION:g}," in decision
+
+
+def test_canary_a_missing_option_is_seen() -> None:
+    assert _missing("command-line.md", ["--no-such-option"]) == ["--no-such-option"]

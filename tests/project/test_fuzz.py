@@ -1,0 +1,459 @@
+"""Files and command lines with mistakes: each is accepted, and answered with finite numbers, or
+refused in one line; soon, and without much memory.
+
+PERFMODEL_FUZZ says how many of each the slow tests try: 500 if it is not set, the same ones each
+time. With more, such as 10000, they are different ones each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import resource
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from perfmodel import make_job, predict
+from perfmodel.base import files
+from perfmodel.base.errors import InputError, PerfmodelError
+from perfmodel.calibration import read_runs
+from perfmodel.calibration.network.fit import fit_network
+from perfmodel.calibration.network.fit import read as read_network
+from perfmodel.calibration.servers.series import read_series
+from perfmodel.cli import main
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import read_cluster
+from perfmodel.inputs.device import SCHEMA as DEVICE
+from perfmodel.inputs.device import Device, roofline_s
+from perfmodel.inputs.job import Job, read_job
+from perfmodel.inputs.profile import read_profile
+from perfmodel.measuring.training.run import read_run
+from perfmodel.traces.workload import import_trace
+from perfmodel.validation.cases import of_run, read_cases
+from tests.mutations import as_json, command_lines, documents, drawn, tables, texts
+from tests.traces.test_traces import data_parallel
+
+INPUTS = Path(__file__).parents[1] / "inputs" / "valid"
+FEW, SOME = 50, 500
+SECONDS, MORE_BYTES = 2.0, 500 * 10**6
+SMALL = 2e5
+"""Operations of a simulation that is made here: more would only take longer."""
+
+
+def bounded(few: int) -> Any:
+    """How many examples a test tries."""
+    return settings(
+        max_examples=few,
+        database=None,
+        derandomize=few <= SOME,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+MANY = int(os.environ.get("PERFMODEL_FUZZ", SOME))
+
+
+# -- the property ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Let what is done inside have some memory more, and no more than that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MORE_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def one_line(text: str) -> bool:
+    """Whether a message is one line of what may be printed, and not too long to be read."""
+    return bool(text) and text.isprintable() and len(text) <= 4200
+
+
+def check(use: Callable[[], Any]) -> bool:
+    """Whether something was accepted; fails if it was neither answered nor refused as it should."""
+    begin = time.process_time()
+    try:
+        with little_memory():
+            said = use()
+    except PerfmodelError as error:
+        wrong = str(error)
+    else:
+        wrong = ""
+    assert time.process_time() - begin < SECONDS
+    if wrong:
+        assert one_line(wrong)
+        return False
+    json.dumps(said, allow_nan=False)
+    return True
+
+
+def answers(job: Job) -> list[Any]:
+    """What both routes say; alike where the coarse one says that it is exact."""
+    with_formulas = predict(job, fidelity="coarse")
+    found = [with_formulas.to_dict()]
+    try:
+        simulated = predict(job, fidelity="fine", max_ops=SMALL, rel_ci=0.2)
+    except InputError as error:
+        said = str(error)
+    else:
+        said = ""
+    if said:
+        assert one_line(said)
+        return found
+    found.append(simulated.to_dict())
+    band = with_formulas.error_band
+    if band is not None and band.p90 == 0.0:
+        assert with_formulas.iteration_s == pytest.approx(simulated.iteration_s, rel=1e-6)
+    return found
+
+
+# -- loaders ---------------------------------------------------------------------------------------
+
+
+def of_profile(path: Path) -> Any:
+    profile = read_profile(path)
+    return [answers(make_job(workload=profile, arch=arch, workers=2)) for arch in ("ps", "ring")]
+
+
+def of_device(path: Path) -> Any:
+    device = files.read(path, Device, DEVICE)
+    layers = catalogue.model("resnet18").layers
+    return [roofline_s(device, layers, 32, name) for name in ("float32", "mixed")]
+
+
+def of_cluster(path: Path) -> Any:
+    cluster = read_cluster(path)
+    work = INPUTS / "fine.json"
+    return [
+        answers(make_job(workload=work, cluster=cluster, arch=arch, workers=3))
+        for arch in ("asp", "ring", "p2p")
+    ]
+
+
+def of_job(path: Path) -> Any:
+    return answers(make_job(**read_job(path)))
+
+
+def of_cases(path: Path) -> Any:
+    return [answers(found.job) for found in read_cases(path)[:3]]
+
+
+def of_run_file(path: Path) -> Any:
+    found = of_run(read_run(path), INPUTS / "fine.json", "ethernet-10g")
+    return [msgspec.to_builtins(found.measured), *answers(found.job)]
+
+
+def of_runs(path: Path) -> Any:
+    found = read_runs(path, cluster=catalogue.cluster("ethernet-10g"))
+    return [[run.step_s, *answers(run.job)] for run in found.runs[:3]]
+
+
+def of_series(path: Path) -> Any:
+    return msgspec.to_builtins(read_series(path))
+
+
+def of_measurements(path: Path) -> Any:
+    return msgspec.to_builtins(read_network(path))
+
+
+def of_network(path: Path) -> Any:
+    return fit_network([read_network(path)]).to_dict()
+
+
+def of_trace(path: Path) -> Any:
+    return msgspec.to_builtins(import_trace(path))
+
+
+def read_document(path: Path) -> Any:
+    data = path.read_bytes()
+    return tomllib.loads(data.decode()) if path.suffix == ".toml" else json.loads(data)
+
+
+SOURCE = {"kind": "measured", "text": "made up"}
+CASES = {
+    "schema": "perfmodel.cases/1",
+    "name": "made-up",
+    "source": SOURCE,
+    "workloads": {"two-layers": read_document(INPUTS / "fine.json")},
+    "clusters": {"mixed": read_document(INPUTS / "cluster.toml")},
+    "cases": [
+        {
+            "name": "first",
+            "job": {"workload": "two-layers", "cluster": "mixed", "workers": 3, "arch": "ring"},
+            "measured": {"step_s": 0.1, "spread_fraction": 0.01},
+        },
+        {
+            "name": "second",
+            "job": {
+                "workload": "two-layers", "workers": 2, "device": "testbox", "batch_size": 16,
+                "one_worker_samples_per_s": 100.0, "options": {"sync": "asp"},
+                "jitter": "gamma:0.1",
+                "stragglers": [{"worker": 1, "factor": 1.5}],
+            },
+            "measured": {"samples_per_s": 50.0, "idle_fraction": 0.1, "staleness_mean": 1.0},
+        },
+    ],
+}
+RUN = {
+    "schema": "perfmodel.run/1",
+    "name": "made-up",
+    "workload": "two-layers",
+    "batch_size": 16,
+    "workers": 2,
+    "arch": "ps",
+    "options": {"sync": "asp", "servers": 1, "overlap": True, "partition_bytes": 1e6},
+    "jitter": "0.1",
+    "measured": {
+        "iterations": 100, "warmup": 10, "iteration_s": 2.0, "iteration_std_s": 0.1,
+        "worker_iteration_s": [2.0, 2.0], "samples_per_s": 16.0, "compute_s": 1.0,
+        "idle_fraction": 0.5, "staleness": {"0": 1, "2": 1}, "update_per_tensor_s": 1e-4,
+        "update_per_byte_s": 1e-10, "sent_bytes": 1e6,
+    },
+    "source": SOURCE,
+}  # fmt: skip
+MEASUREMENTS = {
+    "schema": "perfmodel.measurements/1",
+    "name": "made-up",
+    "backend": "tcp",
+    "nodes": [0, 1],
+    "source": SOURCE,
+    "measurements": [
+        {"operation": "ping_pong", "bytes": 4, "seconds": [5e-5, 6e-5]},
+        {"operation": "stream", "bytes": 1e6, "seconds": [1e-3, 1.1e-3]},
+        {"operation": "stream", "bytes": 1e7, "seconds": [9e-3, 9.1e-3]},
+        {"operation": "messages", "bytes": 256, "count": 100, "seconds": [1e-3]},
+        {"operation": "duplex", "bytes": 1e7, "seconds": [1e-2]},
+        {"operation": "incast", "bytes": 1e6, "ranks": 3, "seconds": [2e-3]},
+        {"operation": "all_reduce", "bytes": 1e4, "ranks": 2, "seconds": [1e-4, 1.1e-4]},
+        {"operation": "all_reduce", "bytes": 1e7, "ranks": 2, "seconds": [1e-2]},
+        {"operation": "all_reduce", "bytes": 1e7, "ranks": 4, "seconds": [1.5e-2], "at_once": 2},
+    ],
+}
+RUNS = [
+    ["model", "workload", "device", "batch_size", "workers", "arch", "sync", "servers", "jitter",
+     "bandwidth_bytes_per_s", "spread_fraction", "step_s", "samples_per_s"],
+    ["resnet18", "", "v100", "32", "2", "ps", "bsp", "1", "0.1", "1e9", "0.01", "0.5", ""],
+    ["resnet18", "", "v100", "32", "4", "ring", "", "", "", "10Gbps", "", "", "300"],
+    ["alexnet", "", "v100", "64", "8", "asp", "", "2", "", "", "", "0.9", ""],
+]  # fmt: skip
+SERIES = [
+    ["series", "model", "tensors", "parameter_bytes", "workers", "servers", "steps_per_s",
+     "spread_fraction"],
+    ["p100", "resnet18", "60", "46e6", "1", "1", "3.0", "0.01"],
+    ["p100", "resnet18", "60", "46e6", "4", "1", "9.0", ""],
+    ["v100", "resnet18", "60", "46e6", "2", "2", "9.0", ""],
+]  # fmt: skip
+NETWORK = [
+    ["operation", "ranks", "bytes", "seconds", "count", "at_once"],
+    ["ping_pong", "2", "4096", "3.8e-5", "", ""],
+    ["stream", "2", "1e6", "1e-3", "", ""],
+    ["stream", "2", "1e7", "9e-3", "", ""],
+    ["messages", "2", "256", "1e-3", "100", ""],
+    ["all_reduce", "2", "1024", "1e-4", "", "1"],
+    ["all_reduce", "4", "1e7", "2e-2", "", ""],
+]
+TRACE = {"traceEvents": data_parallel().events, "deviceProperties": data_parallel().properties}
+ZIPPED = gzip.compress(as_json(TRACE), mtime=0)
+
+
+def documented(path: Path) -> st.SearchStrategy[bytes]:
+    """Files like a valid one: its contents with mistakes as JSON, or its text with mistakes."""
+    return mistaken(read_document(path), path.read_bytes())
+
+
+def made(document: Any) -> st.SearchStrategy[bytes]:
+    return mistaken(document, as_json(document))
+
+
+def mistaken(document: Any, text: bytes) -> st.SearchStrategy[bytes]:
+    """Mostly other contents, one time in four other text."""
+    return drawn(
+        lambda r: as_json(documents(r, document)) if r.random() < 0.75 else texts(r, text)
+    )
+
+
+def suffixed(ending: str, data: st.SearchStrategy[bytes]) -> st.SearchStrategy[tuple[str, bytes]]:
+    return data.map(lambda found: (ending, found))
+
+
+def csv(rows: list[list[str]]) -> st.SearchStrategy[bytes]:
+    valid = "\n".join(map(",".join, rows)).encode()
+    return drawn(lambda r: tables(r, rows) if r.random() < 0.75 else texts(r, valid))
+
+
+def texts_of(path: Path) -> st.SearchStrategy[bytes]:
+    return drawn(lambda r: texts(r, path.read_bytes()))
+
+
+LOADERS: dict[str, tuple[Callable[[Path], Any], st.SearchStrategy[tuple[str, bytes]]]] = {
+    "workload": (of_profile, suffixed(".json", documented(INPUTS / "fine.json"))),
+    "coarse workload": (of_profile, suffixed(".json", documented(INPUTS / "coarse_totals.json"))),
+    "workload, toml": (
+        of_profile, suffixed(".toml", texts_of(INPUTS / "coarse_throughput.toml")),
+    ),
+    "device": (
+        of_device, suffixed(".json", documented(catalogue.folder() / "devices" / "v100.toml")),
+    ),
+    "cluster": (of_cluster, suffixed(".json", documented(INPUTS / "cluster.toml"))),
+    "cluster, toml": (of_cluster, suffixed(".toml", texts_of(INPUTS / "cluster.toml"))),
+    "job": (of_job, suffixed(".json", documented(INPUTS / "job.toml"))),
+    "cases": (of_cases, suffixed(".json", made(CASES))),
+    "run": (of_run_file, suffixed(".json", made(RUN))),
+    "runs": (of_runs, suffixed(".csv", csv(RUNS))),
+    "series": (of_series, suffixed(".csv", csv(SERIES))),
+    "measurements": (of_measurements, suffixed(".json", made(MEASUREMENTS))),
+    "network": (of_network, suffixed(".json", made(MEASUREMENTS))),
+    "network, table": (of_network, suffixed(".csv", csv(NETWORK))),
+    "trace": (of_trace, suffixed(".json", made(TRACE))),
+    "trace, gzip": (
+        of_trace,
+        suffixed(
+            ".json.gz",
+            st.one_of(made(TRACE).map(gzip.compress), drawn(lambda r: texts(r, ZIPPED))),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """Compile and read what is compiled and read once, so that it does not count below."""
+    predict(make_job(model="resnet50", device="v100", arch="asp", workers=32))
+    for arch in ("ps", "ring", "p2p", "asp"):
+        job = make_job(model="resnet18", arch=arch, workers=2, jitter=0.1)
+        predict(job, fidelity="coarse")
+        predict(job, rel_ci=0.2)
+    make_job(model="resnet18", device="h100")
+
+
+def tried(name: str, count: int, folder: Path) -> None:
+    """Try a loader on so many files."""
+    use, strategy = LOADERS[name]
+
+    @bounded(count)
+    @given(strategy)
+    def test(file: tuple[str, bytes]) -> None:
+        path = folder / f"file{file[0]}"
+        path.write_bytes(file[1])
+        for other in ("fine.json", "cluster.toml"):
+            if not (folder / other).exists():
+                (folder / other).write_bytes((INPUTS / other).read_bytes())
+        check(lambda: use(path))
+
+    test()
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_files_with_mistakes(name: str, tmp_path: Path) -> None:
+    tried(name, FEW, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOADERS)
+def test_many_files_with_mistakes(name: str, tmp_path: Path) -> None:
+    tried(name, MANY, tmp_path)
+
+
+# -- command lines ---------------------------------------------------------------------------------
+
+COMMANDS = [
+    line.split()
+    for line in (
+        "predict --model resnet18 --arch ps --workers 4 --servers 2 --bandwidth 10Gbps --json",
+        "predict --model resnet50 --device v100 --arch ring --workers 4 --latency 50us "
+        "--batch-size 32 --option partition_bytes=1MB --json",
+        "predict --model alexnet --device k80 --arch asp --workers 3 --jitter gamma:0.1 --seed 3 "
+        "--straggler 1:1.5 --rel-ci 20% --max-ops 1e5 --json",
+        "predict --model resnet18 --arch ssp --staleness-bound 2 --workers 3 --fidelity auto "
+        "--tolerance 5% --dataset-size 1000 --epochs 3 --max-ops 1e5",
+        "predict --job job.toml --fidelity both --max-ops 1e5",
+        "predict --workload fine.json --cluster cluster.toml --arch p2p --workers 3 --json "
+        "--option transmission=quantum --option quantum_bytes=64KiB --option partition_bytes=1MB",
+        "predict --model vgg16 --device p100 --arch gosgd --workers 4 --option probability=0.2 "
+        "--start together --fidelity coarse --json",
+        "predict --model resnet18 --arch ps --workers 4 --option compression=top_k "
+        "--option density=0.01 --option encode_per_byte_s=1e-10 --no-overlap --json",
+        "sweep --model resnet18 --arch ring,ps --workers 1,2,4..16 --bandwidth 1Gbps,10Gbps "
+        "--fidelity coarse --json",
+        "compare --model resnet18 --arch ring,ps --workers 4 --fidelity coarse --json",
+        "explain --model resnet18 --arch ps --workers 4 --bandwidth 1Gbps --against ring --json",
+        "show ps --formula --option overlap=false --json",
+        "show resnet18", "list models", "validate cases.json --fidelity coarse --json",
+        "validate run.json --workload fine.json --cluster cluster.toml --fidelity coarse",
+        "import trace.json --batch-size 16 --name x --precision float32 --json",
+        "calibrate network network.csv --json",
+    )
+]  # fmt: skip
+
+
+def run(words: list[str]) -> tuple[Any, str, str]:
+    """Exit code, standard output and standard error of a command line."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["perfmodel", *words]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        return end.code, out.getvalue(), err.getvalue()
+    finally:
+        sys.argv = before
+    raise AssertionError("the command did not end")
+
+
+def tried_commands(count: int, folder: Path) -> None:
+    for other in ("fine.json", "cluster.toml", "job.toml"):
+        (folder / other).write_bytes((INPUTS / other).read_bytes())
+    (folder / "cases.json").write_bytes(as_json(CASES))
+    (folder / "run.json").write_bytes(as_json(RUN))
+    (folder / "trace.json").write_bytes(as_json(TRACE))
+    (folder / "network.csv").write_text("\n".join(map(",".join, NETWORK)))
+
+    @bounded(count)
+    @given(drawn(lambda r: command_lines(r, COMMANDS)))
+    def test(words: list[str]) -> None:
+        begin = time.process_time()
+        with contextlib.chdir(folder), little_memory():
+            code, out, err = run(words)
+        assert time.process_time() - begin < SECONDS
+        assert code in (0, 1, 2), code
+        if code == 2:
+            assert out == ""
+            *_, line = err.splitlines() or [""]
+            assert err.count("\n") == 1, err
+            assert one_line(line), err
+            assert line.startswith("perfmodel: error: ")
+        else:
+            assert "\x1b" not in out + err
+            if "--json" in words and out.startswith("{"):
+                json.loads(out, parse_constant=no_json)
+
+    test()
+
+
+def no_json(word: str) -> Any:
+    raise AssertionError(f"{word} is not JSON")
+
+
+def test_command_lines_with_mistakes(tmp_path: Path) -> None:
+    tried_commands(FEW, tmp_path)
+
+
+@pytest.mark.slow
+def test_many_command_lines_with_mistakes(tmp_path: Path) -> None:
+    tried_commands(MANY, tmp_path)

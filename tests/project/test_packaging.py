@@ -1,0 +1,252 @@
+"""The shipped profiles are found however the package is installed, and nothing else is shipped."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import perfmodel
+
+ROOT = Path(__file__).parents[2]
+SETUPTOOLS = 77
+"""First version that reads the project's licence; see build-system.requires."""
+
+
+def missing() -> str:
+    """What this environment lacks to build the package, if anything."""
+    if importlib.util.find_spec("pip") is None:
+        return "pip is needed"
+    try:
+        found = importlib.metadata.version("setuptools")
+    except importlib.metadata.PackageNotFoundError:
+        return f"setuptools >= {SETUPTOOLS} is needed"
+    if int(found.partition(".")[0]) < SETUPTOOLS:
+        return f"setuptools >= {SETUPTOOLS} is needed, this is {found}"
+    if not (ROOT / "pyproject.toml").is_file():
+        return "only in a checkout"
+    return ""
+
+
+needs_builder = pytest.mark.skipif(
+    bool(missing()), reason=f"builds the package: {missing()} (pip install -e '.[test]')"
+)
+
+PROBE = """
+import sys
+import perfmodel
+sys.path += sys.argv[1:]
+import json
+from perfmodel.inputs import catalogue
+from perfmodel.validation import shipped_cases
+print(json.dumps({
+    "file": perfmodel.__file__,
+    "version": perfmodel.__version__,
+    "folder": str(catalogue.folder()),
+    "names": [catalogue.model_names(), catalogue.device_names(), catalogue.cluster_names()],
+    "cases": sorted({case.source.url or "" for case in shipped_cases()}),
+    "model": catalogue.model("resnet18").name,
+}))
+"""
+
+
+def folder_of(*modules: str) -> list[str]:
+    """Folders that those modules are imported from here."""
+    folders = []
+    for module in modules:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        folders.append(str(Path(spec.origin).parent.parent))
+    return list(dict.fromkeys(folders))
+
+
+def run(*command: str | Path, cwd: Path, path: list[str] | None = None) -> str:
+    """Standard output of a command that has to succeed; ``path`` is its PYTHONPATH."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_"))}
+    environment |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    if path:
+        environment["PYTHONPATH"] = os.pathsep.join(path)
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        encoding="utf-8", check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pip(*arguments: str | Path, cwd: Path, python: Path = Path(sys.executable)) -> None:
+    """Run pip without the network, with the tools that this environment has."""
+    tools = folder_of("pip", "setuptools")
+    run(python, "-m", "pip", *arguments, "--no-deps", cwd=cwd, path=tools)
+
+
+def check_profiles(found: str, inside: Path) -> None:
+    """That an installation below ``inside`` answered, and has all the profiles there are here."""
+    answer = json.loads(found)
+    for place in ("file", "folder"):
+        assert Path(answer[place]).resolve().is_relative_to(inside.resolve()), answer[place]
+    assert answer["version"] == perfmodel.__version__
+    assert answer["model"] == "resnet18"
+    assert len(answer["cases"]) >= 4
+    assert answer["names"] == [
+        sorted(path.stem for path in (ROOT / "profiles" / kind).glob(f"*.{ending}"))
+        for kind, ending in (("models", "json"), ("devices", "toml"), ("clusters", "toml"))
+    ]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a checkout needs to be built, so that the checkout itself stays clean."""
+    copy = tmp_path_factory.mktemp("packaging") / "tree"
+    copy.mkdir()
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("perfmodel", "profiles"):
+        shutil.copytree(
+            ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
+    return copy
+
+
+@pytest.fixture(scope="module")
+def sdist(tree: Path) -> Path:
+    """The source distribution, made by the backend that pyproject.toml names."""
+    code = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+    (tree / "dist").mkdir()
+    run(sys.executable, "-c", code, cwd=tree, path=folder_of("setuptools"))
+    (found,) = (tree / "dist").glob("*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """The wheel, built from the source distribution as a release is."""
+    pip("wheel", "--no-build-isolation", "--wheel-dir", sdist.parent, sdist, cwd=sdist.parent)
+    (found,) = sdist.parent.glob("*.whl")
+    return found
+
+
+def misplaced(names: list[str], version: str) -> list[str]:
+    """Files of a wheel that do not belong in it."""
+    allowed = ("perfmodel/", f"perfmodel-{version}.dist-info/")
+    endings = (".py", ".json", ".toml", "py.typed")
+    return [
+        name
+        for name in names
+        if not name.startswith(allowed)
+        or (name.startswith(allowed[0]) and not name.endswith(endings))
+    ]
+
+
+@needs_builder
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    version = perfmodel.__version__
+    assert wheel.name == f"perfmodel-{version}-py3-none-any.whl"
+    names = zipfile.ZipFile(wheel).namelist()
+    assert misplaced(names, version) == []
+    sources = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "perfmodel").rglob("*.py")
+    }
+    profiles = {
+        f"perfmodel/_profiles/{path.relative_to(ROOT / 'profiles').as_posix()}"
+        for path in (ROOT / "profiles").rglob("*.*")
+        if path.suffix in (".json", ".toml")
+    }
+    assert "perfmodel/_profiles/models/resnet18.json" in profiles
+    assert sources | profiles | {"perfmodel/predicting/bands.json", "perfmodel/py.typed"} == {
+        name for name in names if name.startswith("perfmodel/")
+    }
+
+
+@needs_builder
+def test_wheel_describes_itself(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        folder = f"perfmodel-{perfmodel.__version__}.dist-info"
+        metadata = archive.read(f"{folder}/METADATA").decode()
+        commands = archive.read(f"{folder}/entry_points.txt").decode()
+        assert f"{folder}/licenses/LICENSE" in archive.namelist()
+    assert f"\nVersion: {perfmodel.__version__}\n" in metadata
+    assert "perfmodel = perfmodel.cli:main" in commands
+
+
+@needs_builder
+def test_source_distribution_holds_the_profiles(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"profiles/models/resnet18.json", "perfmodel/py.typed", "LICENSE"} <= names
+
+
+@needs_builder
+def test_profiles_are_found_after_installing_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    pip("install", "--target", target, wheel, cwd=tmp_path)
+    dependencies = folder_of("msgspec")
+    found = run(sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(target)])
+    check_profiles(found, target / "perfmodel")
+    assert not (target / "profiles").exists()
+    printed = run(
+        sys.executable, "-m", "perfmodel", "--version", cwd=tmp_path,
+        path=[str(target), *folder_of("click")],
+    )
+    assert printed == f"perfmodel, version {perfmodel.__version__}\n"
+
+
+@needs_builder
+def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "venv"
+    venv.create(environment, with_pip=False, symlinks=os.name != "nt")
+    python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
+    # an environment of its own: what is installed in this one has to stay as it is
+    pip(
+        "install", "--ignore-installed", "--no-build-isolation", "-e", tree,
+        cwd=tmp_path, python=python,
+    )
+    found = run(python, "-c", PROBE, *folder_of("msgspec"), cwd=tmp_path)
+    check_profiles(found, tree)
+
+
+def test_profiles_are_found_in_a_bare_checkout(tree: Path, tmp_path: Path) -> None:
+    dependencies = folder_of("msgspec")
+    found = run(sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(tree)])
+    check_profiles(found, tree)
+
+
+def test_missing_profiles_are_reported(tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(tree / "perfmodel", tmp_path / "perfmodel")
+    code = (
+        f"import sys; import perfmodel; sys.path += {folder_of('msgspec')!r}\n"
+        "from perfmodel.inputs import catalogue\n"
+        "try:\n    catalogue.folder()\n"
+        "except perfmodel.InputError as error:\n    print(error)\n"
+    )
+    found = run(sys.executable, "-c", code, cwd=tmp_path, path=[str(tmp_path)])
+    assert found == "the shipped profiles are missing: reinstall perfmodel\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["profiles/models/resnet18.json", "tests/test_cli.py", "perfmodel/notes.txt", "x.py"]
+)
+def test_canary_a_misplaced_file_is_seen(name: str) -> None:
+    right = ["perfmodel/cli/jobs.py", "perfmodel/_profiles/devices/v100.toml", "perfmodel/py.typed",
+             "perfmodel-1.0.dist-info/METADATA"]
+    assert misplaced([*right, name], "1.0") == [name]
+
+
+def test_canary_another_installation_is_seen(tmp_path: Path) -> None:
+    dependencies = folder_of("msgspec")
+    found = run(sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(ROOT)])
+    check_profiles(found, ROOT)
+    with pytest.raises(AssertionError):
+        check_profiles(found, tmp_path)

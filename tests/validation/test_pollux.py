@@ -1,0 +1,280 @@
+"""Steps by placement on clusters of others, predicted from fits that are part of the repository.
+
+The measurements themselves are not; what needs them is skipped where they are not at hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from benchmarks.accuracy import fitted, placements, pollux, sia
+from benchmarks.accuracy.cases import Case
+from perfmodel import InputError
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="module", params=[pollux, sia], ids=["pollux", "sia"])
+def source(request: pytest.FixtureRequest) -> ModuleType:
+    module: ModuleType = request.param
+    if not (DATA / module.ABOUT.folder / placements.FILE).is_file():
+        pytest.skip("the measured steps are not at hand")
+    return module
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write(folder: Path, found: Iterable[dict[str, str]]) -> Path:
+    listed = list(found)
+    with (folder / placements.FILE).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(listed[0]))
+        writer.writeheader()
+        writer.writerows(listed)
+    return folder
+
+
+def pool(found: Iterable[Case], name: str) -> list[Case]:
+    return [case for case in found if name in case.pools]
+
+
+def error(found: Iterable[Case], name: str, part: float) -> float:
+    return float(np.quantile([abs(case.error) for case in pool(found, name)], part))
+
+
+def covered(found: Iterable[Case], name: str) -> float:
+    inside = [
+        case.interval[0] <= case.measured <= case.interval[1]
+        for case in pool(found, name)
+        if case.interval
+    ]
+    return float(np.mean(inside))
+
+
+# -- the measured steps ----------------------------------------------------------------------------
+
+
+FIGURES = {
+    "pollux": [("pollux/a", 0.08, 0.20, 0.060), ("pollux/b", 0.14, 0.30, 0.07)],
+    "sia": [
+        ("sia/a-rtx", 0.045, 0.125, 0.052),
+        ("sia/b-rtx", 0.085, 0.26, 0.08),
+        ("sia/a-dgx", 0.065, 0.19, 0.067),
+        ("sia/b-quad", 0.055, 0.23, 0.06),
+    ],
+}
+
+
+def test_steps_are_met(source: ModuleType) -> None:
+    """Median and 90th percentile of steps, mean of waiting parts, as published, little rounded."""
+    found = source.cases(DATA / source.ABOUT.folder)
+    for name, median, p90, idle in FIGURES[source.SOURCE]:
+        assert error(found, name, 0.5) < median
+        assert error(found, name, 0.9) < p90
+        waits = [abs(case.error) for case in pool(found, f"{name}:idle")]
+        assert np.mean(waits) < idle
+        assert covered(found, name) > 0.84
+        naive = [
+            float(np.median([abs(case.error_of(case.others[other])) for case in pool(found, name)]))
+            for other in ("ideal scaling", "plain alpha-beta")
+        ]
+        assert error(found, name, 0.5) < min(naive)
+
+
+@pytest.mark.parametrize("key", ["a/cifar10", "b/cifar10+ncf"])
+def test_what_is_predicted_is_never_fitted_to(key: str, tmp_path: Path) -> None:
+    """Only one of the DNNs that are left in may change a fit."""
+    folder = DATA / pollux.ABOUT.folder
+    if not (folder / placements.FILE).is_file():
+        pytest.skip("the measured steps are not at hand")
+    kept = fitted.read("pollux", placements.Entry)[key]
+
+    def refitted(changed: Callable[[dict[str, str]], bool]) -> dict[str, float]:
+        def twice(row: dict[str, str]) -> dict[str, str]:
+            factor = 2.0 if changed(row) else 1.0
+            return row | {"step_time_s": str(factor * float(row["step_time_s"]))}
+
+        write(tmp_path, map(twice, rows(folder / placements.FILE)))
+        out = key[2:].split("+")
+        used = [row for row in placements.read(tmp_path) if row.model not in out]
+        return placements.fitted_to(used).parameters
+
+    same = refitted(lambda row: row["model"] in key)
+    assert same == pytest.approx(kept.fit.parameters, rel=0.02)
+    other = refitted(lambda row: row["model"] == "yolov3" and row["num_nodes"] != "1")
+    assert other != pytest.approx(kept.fit.parameters, rel=0.1)
+
+
+# -- other steps -----------------------------------------------------------------------------------
+
+
+COMPUTING = {"cifar10": 1e-3, "yolov3": 40e-3, "ncf": 0.2e-3, "bert": 20e-3, "new": 1e-3}
+
+
+def row(model: str, placement: str, batch: int, nodes: int = 0, devices: int = 0) -> dict[str, str]:
+    """A step with a network of 1 GB/s, of which half is hidden."""
+    counts = [int(digit) for digit in placement] or [devices // nodes] * nodes
+    size = placements.DNNS[model].parameters * 4 if model in placements.DNNS else 4e6
+    computing = 0.01 + COMPUTING[model] * batch
+    n, several = sum(counts), len(counts)
+    ring = 2.0 * (several - 1) / several * 1e-9 if several > 1 else 2.0 * (n - 1) / n * 0.3e-9
+    waiting = max(ring * size - 0.4 * computing, 0.1 * ring * size, 1e-4)
+    return {
+        "extra": "no",
+        "model": model,
+        "cluster": "any",
+        "table": "placements" if placement else "scalability",
+        "placement": placement,
+        "num_nodes": str(several),
+        "num_replicas": str(n),
+        "local_bsz": str(batch),
+        "step_time_s": str(computing + waiting),
+        "sync_time_s": str(waiting),
+    }
+
+
+def made(models: Iterable[str] = ("cifar10", "yolov3", "ncf")) -> list[dict[str, str]]:
+    shapes = ("1", "2", "4", "11", "22", "44", "14", "111", "444")
+    return [row(model, shape, batch) for model in models for shape in shapes for batch in (8, 16)]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of made-up steps, and fits to them."""
+    monkeypatch.setattr(fitted, "FOLDER", tmp_path / "fitted")
+    folder = write(tmp_path, made())
+    pollux.fit(folder)
+    return folder
+
+
+def test_every_split_has_its_cases(own: Path) -> None:
+    found = pollux.cases(own)
+    count = {name: len(pool(found, f"pollux/{name}")) for name in ("a", "b", "all", "a-strict")}
+    # 6 placements on several nodes, 2 more on one, 2 batches, 3 DNNs; each DNN in two pairs
+    assert count == {"a": 36, "b": 3 * 2 * 16, "all": 0, "a-strict": 36}
+    assert len(pool(found, "pollux/a:idle")) == 36
+    assert {case.setting for case in pool(found, "pollux/a")} == {
+        "cifar10",
+        "yolov3",
+        "ncf",
+    }
+    for case in found:
+        assert np.isfinite(case.predicted)
+        if case.relative:
+            assert case.interval is not None
+            assert case.interval[0] < case.predicted < case.interval[1]
+            assert case.samples > 0
+    assert error(found, "pollux/a", 0.5) < 0.25  # they do not follow the formula
+    entries = fitted.read("pollux", placements.Entry)
+    assert {key: entry.rows for key, entry in entries.items()} == {
+        "all": 54,
+        **{f"a/{name}": 36 for name in ("cifar10", "ncf", "yolov3")},
+        **{f"b/{pair}": 18 for pair in ("cifar10+ncf", "cifar10+yolov3", "ncf+yolov3")},
+    }
+
+
+def test_canary_a_wrong_step_is_an_error(own: Path) -> None:
+    wrong = [
+        each | {"step_time_s": str(3.0 * float(each["step_time_s"]))}
+        if each["num_nodes"] != "1"
+        else each
+        for each in made()
+    ]
+    found = pollux.cases(write(own, wrong))
+    assert error(found, "pollux/a", 0.5) > 0.5
+    assert covered(found, "pollux/a") < 0.2
+
+
+def test_more_nodes_and_another_dnn_are_predicted(own: Path) -> None:
+    more = [row("yolov3", "", 16, nodes, 4 * nodes) for nodes in (4, 8, 16)]
+    bert = [row("bert", shape, 8) for shape in ("1", "2", "22", "222")]
+    found = pollux.cases(write(own, [*reversed(made()), *more, *bert]))
+    names = {case.name for case in pool(found, "pollux/all")}
+    assert names == {
+        f"yolov3 scalability {'.'.join(['4'] * nodes)}, 16 samples" for nodes in (4, 8, 16)
+    }
+    assert error(found, "pollux/all", 1.0) < 0.5
+    far, near = (
+        next(case for case in pool(found, "pollux/all") if f" {'.'.join(['4'] * n)}," in case.name)
+        for n in (16, 4)
+    )
+    assert far.interval is not None
+    assert near.interval is not None
+    assert far.interval[1] / far.predicted > near.interval[1] / near.predicted
+    assert len([case for case in pool(found, "pollux/a") if "bert" in case.name]) == 2
+    assert len([case for case in pool(found, "pollux/b") if "bert" in case.name]) == 3
+
+
+def test_what_cannot_be_predicted_is_named(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rest = [row("new", "1", 8), row("new", "11", 8), row("bert", "11", 8)]
+    lines = [each for each in made() if each["model"] != "ncf" or each["num_nodes"] != "1"]
+    found = pollux.cases(write(own, [*lines, *rest]))
+    said = capsys.readouterr().err
+    assert "parameters are not known, left out: new on any" in said
+    assert "no step on one device, left out: bert" in said
+    assert "steps on one node are those fitted: ncf" in said
+    assert not [case for case in found if case.name.startswith(("new", "bert"))]
+    alone = [case for case in pool(found, "pollux/a") if case.name.startswith("ncf")]
+    assert len(alone) == 12
+    assert np.median([abs(case.error) for case in alone]) < 0.4
+
+
+def test_steps_on_one_node_are_not_predicted_from_themselves(own: Path) -> None:
+    slow = [row("yolov3", "3", batch) for batch in (8, 16)]
+    for each in slow:
+        each["step_time_s"] = str(3.0 * float(each["step_time_s"]))
+    found = pool(pollux.cases(write(own, [*made(), *slow])), "pollux/all")
+    assert [case.name for case in found] == [f"yolov3 placements 3, {n} samples" for n in (8, 16)]
+    assert error(found, "pollux/all", 0.0) > 0.3
+
+
+def test_what_tcp_delivers_is_between_a_part_and_a_rate() -> None:
+    slow, fast = (placements.Cluster("", gbit * 1e9 / 8) for gbit in (1, 100))
+    assert fast.delivered_bytes_per_s == pytest.approx(math.sqrt(1.3e9 * 2.9e9))
+    assert slow.delivered_bytes_per_s < 1e9 / 8
+    limited = placements.Cluster("", 100e9 / 8, flow_bytes_per_s=0.5e9)
+    assert limited.delivered_bytes_per_s == pytest.approx(0.5e9)
+
+
+def test_another_cluster_is_predicted_from_nominal_links(own: Path) -> None:
+    sia.fit(own)
+    elsewhere = [each | {"cluster": "elsewhere"} for each in made()]
+    found = sia.cases(write(own, [*made(), *elsewhere]))
+    assert len(pool(found, "sia/a-any")) == 36
+    assert len(pool(found, "sia/a-strict-elsewhere")) == 36
+    assert not pool(found, "sia/a-elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"step_time_s": "0"}, "line 2: .*step_time_s: must be more than 0, got 0"),
+        ({"placement": "1a"}, "line 2: .*placement: must be digits of 1 to 9, got '1a'"),
+        ({"num_nodes": "none"}, r"line 2: .*Expected `int`, got `str` - at `\$.num_nodes`"),
+        ({"num_nodes": "3", "num_replicas": "2"}, "num_replicas: must be at least 3, got 2"),
+    ],
+)
+def test_mistakes_are_named(own: Path, changed: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pollux.cases(write(own, [made()[0] | changed]))
+
+
+def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"throughput\.csv: no such file"):
+        pollux.fit(tmp_path)
+    with pytest.raises(InputError, match="no DNN was run on one device and on several"):
+        pollux.fit(write(tmp_path, [row("cifar10", "1", 8)]))
+    with pytest.raises(InputError, match="no step that can be predicted"):
+        pollux.cases(write(tmp_path, [row("cifar10", "1", 8)]))
+    monkeypatch.setattr(fitted, "FOLDER", tmp_path / "none")
+    with pytest.raises(InputError, match="--fit makes it"):
+        pollux.cases(tmp_path)
