@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,18 +12,19 @@ import msgspec
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError, TooLargeError, number, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption
-from perfmodel.base.units import dimension_of
 from perfmodel.engine.warmup import Progress
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
+from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
-from perfmodel.predicting import coarse, fine
+from perfmodel.predicting import coarse, fine, job_facts
+from perfmodel.predicting.answer import prediction_of
 from perfmodel.predicting.budget import MOST_OPS
 from perfmodel.predicting.fine import build_graph
-from perfmodel.predicting.intervals import with_interval
-from perfmodel.predicting.job_facts import Totals, finite, with_layers
+from perfmodel.predicting.job_facts import Totals, finite
+from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
 REL_CI = 0.01
@@ -77,40 +78,34 @@ def make_job(
     ------
     InputError : anything that is unknown, out of range or does not go together.
     """
-    notes: list[Assumption] = []
     resolved = _workload(model, workload, device, precision, batch_size)
     architecture, preset = registry.find(arch)
-    servers = architecture.server_bytes is not None
-    where = _cluster(cluster, resolved.device, bandwidth_bytes_per_s, latency_s, servers, notes)
-    given = dict(options or {})
-    for name, value in preset.items():
-        if given.get(name, value) != value:
-            raise InputError(
-                f"option {name}={given[name]}: architecture {arch!r} stands for {name}={value}"
-            )
-    chosen = registry.read_options(architecture, {**preset, **given})
-    for field in architecture.option_help:
-        unused = field in architecture.unused(chosen)
-        if field not in given and field not in preset and not unused:
-            value = getattr(chosen, field)
-            unit = dimension_of(field) or ""
-            notes.append(Assumption(field, finite(value), unit, f"default of {architecture.name}"))
+    given = {**preset, **_options(arch, preset, options or {})}
+    chosen = registry.read_options(architecture, given)
+    servers = chosen.server_count > 0
+    place = cluster if cluster is not None else catalogue.default_cluster_of(resolved.device)
+    where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, servers)
+    spread, of_jitter = _jitter(jitter, resolved)
+    notes = [*resolved.assumptions]
+    if cluster is None:
+        why = "default" if place is None else f"default for {resolved.device}"
+        notes.append(Assumption("cluster", where.name, "", why))
+    notes += [*of_cluster, *_defaults(architecture.name, chosen, given)]
     if start is None:
-        start = "staggered" if architecture.asynchronous(chosen) else "together"
+        start = "staggered" if chosen.asynchronous else "together"
         why = "asynchronous workers drift apart" if start == "staggered" else "synchronous"
         notes.append(Assumption("start", start, "", why))
-    spread = _jitter(jitter, resolved, notes)
     return Job(
         workload=resolved,
         cluster=where,
         workers=workers,
-        architecture=architecture.name,
+        architecture=architecture,
         options=chosen,
         start=start,
         jitter=spread,
         stragglers=tuple(stragglers),
         seed=seed,
-        assumptions=(*resolved.assumptions, *notes),
+        assumptions=(*notes, *of_jitter),
     )
 
 
@@ -163,42 +158,58 @@ def predict(
             raise InputError(f"iterations: only a simulation has a start, fidelity is {fidelity}")
         if dataset_size is not None:
             raise InputError("iterations: epochs are of the long run; leave out dataset_size")
-    job = with_layers(job)
+    job = job_facts.with_layers(job)
     if fidelity == "auto":
-        answer = _as_needed(job, totals, tolerance, rel_ci, max_ops, progress)
+        outcome = _as_needed(job, tolerance, rel_ci, max_ops, progress)
     elif fidelity == "coarse":
-        answer = coarse.predict(job, totals)
+        outcome = coarse.predict(job)
     else:
-        how: dict[str, Any] = {"rel_ci": rel_ci, "iterations": iterations, "max_ops": max_ops}
-        answer = fine.predict(job, totals, **how, progress=progress)
-    return with_interval(job, answer)
+        outcome = fine.predict(
+            job, rel_ci=rel_ci, iterations=iterations, max_ops=max_ops, progress=progress
+        )
+    return prediction_of(job, outcome, totals, max_ops)
 
 
 def _as_needed(
-    job: Job,
-    totals: Totals,
-    tolerance: float,
-    rel_ci: float,
-    max_ops: float,
-    progress: Progress | None,
-) -> Prediction:
-    """The coarse prediction where its error band is narrow enough, else the fine one.
+    job: Job, tolerance: float, rel_ci: float, max_ops: float, progress: Progress | None
+) -> Outcome:
+    """The coarse outcome where its error band is narrow enough, else the fine one.
 
     The coarse one also where a simulation would take more than ``max_ops``, with a note.
     """
     asked = f"asked for within {tolerance:.1%}"
-    expected = coarse.error_band(job)
-    if expected.p90 is not None and expected.p90 <= tolerance:
-        answer = coarse.predict(job, totals)
-        why = f"coarse: {expected.text}; {asked}"
-        return answer.changed(notes=(*answer.notes, why))
+    formulas = coarse.predict(job)
+    expected = formulas.error_band
+    if expected is None or (expected.p90 is not None and expected.p90 <= tolerance):
+        why = f"coarse: {expected.text if expected else 'exact'}; {asked}"
+        return msgspec.structs.replace(formulas, notes=(why,))
     try:
-        answer = fine.predict(job, totals, rel_ci=rel_ci, max_ops=max_ops, progress=progress)
-        why = f"fine, because coarse is not enough: {expected.text}; {asked}"
+        simulated = fine.predict(job, rel_ci=rel_ci, max_ops=max_ops, progress=progress)
     except TooLargeError as error:
-        answer = coarse.predict(job, totals)
         why = f"coarse, although not enough: {expected.text}; {asked}; but {error}"
-    return answer.changed(notes=(*answer.notes, why))
+        return msgspec.structs.replace(formulas, notes=(why,))
+    why = f"fine, because coarse is not enough: {expected.text}; {asked}"
+    return msgspec.structs.replace(simulated, notes=(why,))
+
+
+def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options given, none of which contradicts what the architecture's name stands for."""
+    for name, value in preset.items():
+        if given.get(name, value) != value:
+            raise InputError(
+                f"option {name}={given[name]}: architecture {arch!r} stands for {name}={value}"
+            )
+    return given
+
+
+def _defaults(name: str, chosen: Options, given: Collection[str]) -> list[Assumption]:
+    """The options that were not given, and have an effect."""
+    unused = chosen.unused
+    return [
+        Assumption(each.name, finite(each.default), each.unit, f"default of {name}")
+        for each in described(type(chosen))
+        if each.name not in given and each.name not in unused
+    ]
 
 
 def _workload(
@@ -230,63 +241,37 @@ def _workload(
 
 
 def _jitter(
-    given: Jitter | float | str | None, workload: Workload, notes: list[Assumption]
-) -> Jitter | None:
+    given: Jitter | float | str | None, workload: Workload
+) -> tuple[Jitter | None, list[Assumption]]:
     """The jitter as asked; the one measured is that of the workload."""
     if given is None:
-        notes.append(
-            Assumption("jitter", 0.0, "", "default: every iteration computes equally long")
-        )
-        return None
+        why = "default: every iteration computes equally long"
+        return None, [Assumption("jitter", 0.0, "", why)]
     if isinstance(given, (int, float)):
-        return Jitter(given)
+        return Jitter(given), []
     jitter = Jitter.parse(given) if isinstance(given, str) else given
     if jitter.kind != "measured":
-        return jitter
+        return jitter, []
     if not workload.step_cv > 0.0:
         raise InputError(f"jitter: no spread was measured for workload {workload.name!r}")
-    notes.append(Assumption("jitter", workload.step_cv, "", "measured with the workload"))
-    return Jitter(workload.step_cv, "lognormal", jitter.scope)
+    note = Assumption("jitter", workload.step_cv, "", "measured with the workload")
+    return Jitter(workload.step_cv, "lognormal", jitter.scope), [note]
 
 
 def _cluster(
     cluster: Cluster | str | Path | None,
-    device: str,
     bandwidth_bytes_per_s: float | None,
     latency_s: float | None,
     servers: bool,
-    notes: list[Assumption],
-) -> Cluster:
-    """The cluster with its links changed as asked; notes what came from the cluster's file."""
+) -> tuple[Cluster, list[Assumption]]:
+    """The cluster with its links changed as asked, and what came from the cluster's file."""
     if isinstance(cluster, Cluster):
-        base = cluster
+        base, notes = cluster, []
     else:
-        if cluster is None:
-            of_device = catalogue.default_cluster_of(device)
-            why = "default" if of_device is None else f"default for {device}"
-            cluster = of_device or catalogue.DEFAULT_CLUSTER
-            notes.append(Assumption("cluster", cluster, "", why))
-        base = catalogue.cluster_or_file(cluster)
-        name = f"cluster {base.name}"
-        if bandwidth_bytes_per_s is None:
-            nominal = base.nic.bandwidth_bytes_per_s
-            notes.append(Assumption("bandwidth", nominal, "bytes_per_s", name))
-        if latency_s is None:
-            notes.append(Assumption("latency", base.nic.latency_s, "s", name))
-        notes.append(Assumption("efficiency", base.nic.efficiency, "of bandwidth", name))
-        if base.devices_per_node > 1:
-            notes.append(Assumption("devices per node", base.devices_per_node, "", name))
-        if base.nics_per_node > 1:
-            notes.append(Assumption("NICs per node", base.nics_per_node, "", name))
-        if base.intra_node is not None:
-            rate, kind = base.intra_node.bandwidth_bytes_per_s, base.intra_node.kind
-            notes.append(Assumption("inside a node", rate, "bytes_per_s", f"{name}, {kind}"))
-        if servers:
-            cost = base.server
-            notes.append(Assumption("update per tensor", cost.update_per_tensor_s, "s", name))
-            notes.append(Assumption("update per byte", cost.update_per_byte_s, "s", name))
+        base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
+        notes = _of_file(base, bandwidth_bytes_per_s, latency_s, servers)
     if bandwidth_bytes_per_s is None and latency_s is None:
-        return base
+        return base, notes
 
     def changed(link: Link) -> Link:
         return Link(
@@ -303,8 +288,32 @@ def _cluster(
     )
     if base.collectives:
         why = "those measured are of another bandwidth or latency"
-        notes.append(Assumption("collectives", "closed forms", "", why))
-    return msgspec.structs.replace(base, nic=changed(base.nic), overrides=overrides, collectives=())
+        notes = [*notes, Assumption("collectives", "closed forms", "", why)]
+    changes = {"nic": changed(base.nic), "overrides": overrides, "collectives": ()}
+    return msgspec.structs.replace(base, **changes), notes
+
+
+def _of_file(
+    cluster: Cluster, bandwidth_bytes_per_s: float | None, latency_s: float | None, servers: bool
+) -> list[Assumption]:
+    """What a cluster's file says where nothing was given."""
+    name, nic, cost = f"cluster {cluster.name}", cluster.nic, cluster.server
+    inside = cluster.intra_node
+    said: list[tuple[bool, str, float, str, str]] = [
+        (bandwidth_bytes_per_s is None, "bandwidth", nic.bandwidth_bytes_per_s, "bytes_per_s", ""),
+        (latency_s is None, "latency", nic.latency_s, "s", ""),
+        (True, "efficiency", nic.efficiency, "of bandwidth", ""),
+        (cluster.devices_per_node > 1, "devices per node", cluster.devices_per_node, "", ""),
+        (cluster.nics_per_node > 1, "NICs per node", cluster.nics_per_node, "", ""),
+    ]
+    if inside is not None:
+        rate, kind = inside.bandwidth_bytes_per_s, f", {inside.kind}"
+        said.append((True, "inside a node", rate, "bytes_per_s", kind))
+    said += [
+        (servers, "update per tensor", cost.update_per_tensor_s, "s", ""),
+        (servers, "update per byte", cost.update_per_byte_s, "s", ""),
+    ]
+    return [Assumption(what, v, unit, name + more) for there, what, v, unit, more in said if there]
 
 
 __all__ = ["MOST_OPS", "REL_CI", "TOLERANCE", "build_graph", "make_job", "predict"]

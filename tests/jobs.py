@@ -234,7 +234,7 @@ def jobs(draw: st.DrawFn, arch: str, options: dict[str, Any], *, jitter: bool = 
     lest one makes thousands of iterations while another one makes three.
     """
     architecture, aliased = find(arch)
-    freely = architecture.asynchronous(read_options(architecture, {**aliased, **options}))
+    freely = read_options(architecture, {**aliased, **options}).asynchronous
     work = draw(workloads(least_s=FREELY_S if freely else 0.01))
     where = draw(clusters(least_bytes_per_s=FREELY_BYTES_PER_S if freely else 1.0))
     least = 1 + options.get("backup_workers", 0)

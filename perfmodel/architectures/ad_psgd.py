@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
@@ -24,16 +23,28 @@ from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, 
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
+from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of AD-PSGD; the registry entry below says what each means."""
+class Options(Base, frozen=True, forbid_unknown_fields=True):
+    """Options of AD-PSGD."""
 
-    passive: Literal["even", "odd"] = "odd"
-    overlap: bool = True
+    passive: Annotated[
+        Literal["even", "odd"],
+        Option("workers that answer and never ask: those of even or of odd number"),
+    ] = "odd"
+    overlap: Annotated[
+        bool, Option("exchange models while the gradient is computed; otherwise after it")
+    ] = True
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers drift apart: always."""
+        return True
 
 
 def sides(workers: int, options: Options) -> tuple[Ids, Ids]:
@@ -75,14 +86,14 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     Returns a counter for each worker's model, (workers,), which rises with each averaging and with
     each of the worker's own gradients.
     """
-    active, passive = sides(job.workers, job.options)
+    active, passive = sides(job.workers, Options.of(job))
     network = add_network(b, job)
     partners = Partners.add(b, active, np.broadcast_to(passive, (len(active), len(passive))))
     request = partners.send(b, "request", job, workers, network)
     averaged = partners.when_drawn(b, "average of the partner")
     reply = partners.send(b, "reply", job, workers, network, reply=True)
     average = b.ops("average", active.shape, group=active, axes=(partners.axis,))
-    b.edge((begin if job.options.overlap else optimizer)[active], request)
+    b.edge((begin if Options.of(job).overlap else optimizer)[active], request)
     b.edge(request[:, None], averaged)
     b.edge(request, reply)
     b.edge(reply, average)
@@ -100,7 +111,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     The active workers are customers who go round: each asks a random passive worker and is
     answered, over links that it shares with whoever asks the same one.
     """
-    options: Options = job.options
+    options = Options.of(job)
     odd = floor_half(q.workers)
     even = q.workers - odd
     passive, active = (even, odd) if options.passive == "even" else (odd, even)
@@ -158,7 +169,7 @@ def _staleness(
     An active worker's own average falls into its computation where that is not shorter. A passive
     one is asked by some active worker once per cycle, be it computing or not.
     """
-    own = where(cycle > compute, 0.0, 1.0) if job.options.overlap else 0.0
+    own = where(cycle > compute, 0.0, 1.0) if Options.of(job).overlap else 0.0
     asked = active / maximum(passive, 1) * compute / cycle
     by_active, by_passive = active / cycle, passive / compute
     return (by_active * own + by_passive * asked) / (by_active + by_passive)
@@ -184,12 +195,7 @@ ARCHITECTURE = Architecture(
     title="AD-PSGD (random pairs, asynchronous)",
     options=Options,
     build=build,
-    asynchronous=lambda options: True,
     server_bytes=None,
-    option_help={
-        "passive": "workers that answer and never ask: those of even or of odd number",
-        "overlap": "exchange models while the gradient is computed; otherwise after it",
-    },
     assumptions=(
         "each active worker draws a passive one for each iteration, all equally likely, sends it "
         "its model, and is then sent the other's: two transfers, one after the other",

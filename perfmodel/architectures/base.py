@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import msgspec
 
+from perfmodel import architectures
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Options
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
@@ -36,37 +40,54 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    options : msgspec struct of the options, every field with a default.
+    options : type of the options, each of which describes itself.
     build : the fine-grained op graph of one job.
     coarse : the coarse model.
     fold : the same with one worker that stands for all of them, for jobs whose workers are alike
-        (_workers.alike); None, or returns None, where one worker cannot stand for all.
-    asynchronous : whether a job with these options lets workers drift apart.
+        (:func:`perfmodel.architectures.parts.workers.alike`); None, or returns None, where one
+        worker cannot stand for all.
     server_bytes : memory need of one server of a job (bytes); None where there is no server.
     worker_bytes : memory need of one worker (bytes); None where it has parameters, gradients,
         activations and, without a server, the optimizer's state.
     assumptions : what the model takes for granted, one sentence each.
     source : where the semantics are described.
-    unused : names of the options that have no effect, given the others.
     model_age : for architectures that exchange models, how many local steps one is from the last
         exchange; None, or returns None, where each step works on a model of its own time.
     notes : what a prediction has to say of a job beyond its figures; None for nothing.
+    group : what jobs are called whose formulas are as far off; None for the architecture's name.
     aliases : other names, each with the options it stands for.
     """
 
     name: str
     title: str
-    options: type[Any]
+    options: type[Options]
     build: Callable[[Job], OpGraph]
-    asynchronous: Callable[[Any], bool]
     server_bytes: Callable[[Job], float] | None
     assumptions: tuple[str, ...]
     source: str
-    option_help: Mapping[str, str]
     aliases: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
     worker_bytes: Callable[[Job], float] | None = None
-    unused: Callable[[Any], Collection[str]] = lambda options: ()
     model_age: Callable[[Job], ModelAge | None] | None = None
     notes: Callable[[Job], tuple[str, ...]] | None = None
     coarse: Coarse | None = None
+    group: Callable[[Job], str] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are the architecture itself: it is found by its name."""
+        return load, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"<architecture {self.name}>"
+
+
+@functools.cache
+def load(name: str) -> Architecture:
+    """The architecture in the file or folder of that name."""
+    module = importlib.import_module(f"{architectures.__name__}.{name}")
+    return cast(Architecture, module.ARCHITECTURE)
+
+
+def architecture_of(job: Job) -> Architecture:
+    """The architecture of a job, with all that is known of it."""
+    return cast(Architecture, job.architecture)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 import numpy as np
 
@@ -20,6 +22,8 @@ from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, whe
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
+from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 
@@ -31,10 +35,12 @@ STEPS = 0.85
 the neighbours' models have a whole iteration to come in. Found by simulation."""
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of D-PSGD; the registry entry below says what each means."""
+class Options(Base, frozen=True, forbid_unknown_fields=True):
+    """Options of D-PSGD."""
 
-    overlap: bool = True
+    overlap: Annotated[
+        bool, Option("exchange models while the gradient is computed; otherwise after it")
+    ] = True
 
 
 def neighbours(workers: int) -> Ids:
@@ -85,7 +91,7 @@ def _add_exchange(
         group=workers.index[:, None],
         axes=(("worker", None), ("to", ["to the next", "to the previous"])),
     )
-    ready = begin if job.options.overlap else workers.backward[:, 0]
+    ready = begin if Options.of(job).overlap else workers.backward[:, 0]
     b.edge(ready[:, None], send)
     b.edge(send, optimizer[:, None])
     b.edge(send, optimizer[to])
@@ -149,7 +155,7 @@ def _linked(q: Quantities, bandwidth_bytes_per_s: float) -> Quantities:
 
 def _step(job: Job, compute_s: Quantity, exchange_s: Quantity) -> Quantity:
     """Computation beside an exchange or, without overlap, before it."""
-    return maximum(compute_s, exchange_s) if job.options.overlap else compute_s + exchange_s
+    return maximum(compute_s, exchange_s) if Options.of(job).overlap else compute_s + exchange_s
 
 
 def _pace(job: Job, q: Quantities) -> Quantity:
@@ -172,7 +178,7 @@ def _pace(job: Job, q: Quantities) -> Quantity:
             ),
         )
     q = msgspec.structs.replace(q, workers=near)
-    if not job.options.overlap or not q.random or is_symbol(q.workers):
+    if not Options.of(job).overlap or not q.random or is_symbol(q.workers):
         return q.slowest()
     return q.slowest(steps=maximum((STEPS / q.cv) ** 2, 1.0))
 
@@ -201,7 +207,7 @@ def exact(job: Job) -> bool:
         return True
     q = quantities_of(job)
     _, (between_s, within_s) = _exchange(q)
-    hidden = job.options.overlap and within_s <= q.forward_s + q.backward_s
+    hidden = Options.of(job).overlap and within_s <= q.forward_s + q.backward_s
     return cluster.even(n) and bool(within_s <= between_s or hidden)
 
 
@@ -215,11 +221,7 @@ ARCHITECTURE = Architecture(
     title="D-PSGD (neighbours on a ring, synchronous)",
     options=Options,
     build=build,
-    asynchronous=lambda options: False,
     server_bytes=None,
-    option_help={
-        "overlap": "exchange models while the gradient is computed; otherwise after it",
-    },
     assumptions=(
         "each worker sends its whole model to both neighbours on a ring, over two connections at "
         "once; of two workers each has one neighbour",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -25,6 +26,8 @@ from perfmodel.base.quantities import Quantity, maximum, minimum
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
+from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases, held_up, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
@@ -40,26 +43,47 @@ STATIONS = ("pull", "push", "update", "own pull", "own push")
 """Where workers meet: at the servers, and on the link of their node where several share one."""
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of EASGD; the registry entry below says what each means."""
+class Options(Base, frozen=True, forbid_unknown_fields=True):
+    """Options of EASGD."""
 
-    period: int = 4
-    moving_rate: float = 0.1
-    servers: int = 1
+    period: Annotated[
+        int, Option("local steps from one exchange with the centre to the next")
+    ] = 4
+    moving_rate: Annotated[
+        float, Option("how far worker and centre move towards each other; no effect on time")
+    ] = 0.1
+    servers: Annotated[
+        int, Option("number of servers the centre is spread over, in equal parts")
+    ] = 1
 
     def __post_init__(self) -> None:
         whole_number("period", self.period, at_most=1_000_000)
         number("moving_rate", self.moving_rate, above=0.0, at_most=1.0)
         whole_number("servers", self.servers, at_most=MOST_SERVERS)
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers drift apart: always."""
+        return True
+
+    @property
+    def server_count(self) -> int:
+        """Number of servers."""
+        return self.servers
+
+    @property
+    def exchanged_share(self) -> float:
+        """How much of a model a worker gives to the network in a step, on average."""
+        return 1 / self.period
+
 
 def build(job: Job) -> OpGraph:
     """The op graph: computation, and every ``period`` steps a pull, a push and an update."""
     b = GraphBuilder()
-    home = homes_of(job, job.options.servers)
+    home = homes_of(job, Options.of(job).servers)
     workers = add_workers(b, job, nodes=len(node_names(job, home)))
     optimizer = add_optimizer(b, job, workers)
-    begin = add_begin(b, job, workers, optimizer, period=job.options.period)
+    begin = add_begin(b, job, workers, optimizer, period=Options.of(job).period)
     _add_exchange(b, job, workers, home, begin)
     return b.build(device=workers.device, mark=optimizer)
 
@@ -69,7 +93,7 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
 
     In the last step of each period. All ops of the servers have shape (workers, servers).
     """
-    period, group = job.options.period, workers.index[:, None]
+    period, group = Options.of(job).period, workers.index[:, None]
     request = b.ops("request", (job.workers,), group=workers.index, cause="server", axes=AXES[:1])
     pull, push = _transfers(b, job, home)
     pulled = b.ops("pulled", (job.workers,), group=workers.index, axes=AXES[:1])
@@ -171,10 +195,10 @@ def phases(job: Job, q: Quantities) -> Phases:
     )
     rows = zip(kinds, found, strict=True)
     periods = [_period(job, kind, demands, others) for kind, others in rows]
-    often = q.workers / job.options.period
+    often = q.workers / Options.of(job).period
     # where links differ, each worker goes at the rate of its own
     own = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
-    own_s = q.gradient_bytes * functools.reduce(minimum, own) / job.options.period
+    own_s = q.gradient_bytes * functools.reduce(minimum, own) / Options.of(job).period
     links_s = maximum(often * shared_s, own_s)
     result = held_up(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
@@ -219,7 +243,7 @@ def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]
 
 def _lap_of(job: Job, q: Quantities, demands: Demands) -> Lap:
     """A period of a worker that finds so many others."""
-    steps_s = job.options.period * (q.forward_s + q.backward_s + q.optimizer_s)
+    steps_s = Options.of(job).period * (q.forward_s + q.backward_s + q.optimizer_s)
 
     def lap(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
         pull, rest = _exchange(q, demands, others)
@@ -233,7 +257,7 @@ def _lap_of(job: Job, q: Quantities, demands: Demands) -> Lap:
 
 def _period(job: Job, q: Quantities, demands: Demands, others: Sequence[Quantity]) -> Phases:
     """An iteration: a part of a period."""
-    period = job.options.period
+    period = Options.of(job).period
     compute = q.forward_s + q.backward_s + q.optimizer_s
     pull, rest = _exchange(q, demands, others)
     late = maximum(rest - period * compute, 0.0)
@@ -270,7 +294,7 @@ def leaves_out(job: Job) -> str | None:
 
 def server_bytes(job: Job) -> float:
     """Memory of a server: its part of the centre, and a receive buffer of that size per worker."""
-    return float(job.workload.gradient_bytes / job.options.servers * (1 + job.workers))
+    return float(job.workload.gradient_bytes / Options.of(job).servers * (1 + job.workers))
 
 
 def worker_bytes(job: Job) -> float:
@@ -281,7 +305,7 @@ def worker_bytes(job: Job) -> float:
 
 def model_age(job: Job) -> ModelAge:
     """Local steps since a worker's last exchange: 0 to period - 1, all equally often."""
-    period = job.options.period
+    period = Options.of(job).period
     p90 = -(-9 * period // 10) - 1
     return ModelAge(exchange_every=float(period), mean=(period - 1) / 2.0, p90=p90)
 
@@ -291,14 +315,8 @@ ARCHITECTURE = Architecture(
     title="EASGD (elastic averaging with servers, asynchronous)",
     options=Options,
     build=build,
-    asynchronous=lambda options: True,
     server_bytes=server_bytes,
     worker_bytes=worker_bytes,
-    option_help={
-        "period": "local steps from one exchange with the centre to the next",
-        "moving_rate": "how far worker and centre move towards each other; no effect on time",
-        "servers": "number of servers the centre is spread over, in equal parts",
-    },
     assumptions=(
         "in the last step of each period a worker pulls the centre, waits for it, and sends the "
         "elastic difference while it computes the gradient",

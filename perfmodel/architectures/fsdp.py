@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -25,6 +25,8 @@ from perfmodel.base.quantities import Quantity, maximum, where
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
+from perfmodel.inputs.options import Options as Base
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phase, Phases
@@ -36,24 +38,37 @@ UNIT_BYTES = 25 * 2**20
 """Size at which a unit is closed (25 MiB), as that of a bucket without sharding."""
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of sharded training; the registry entry below says what each means."""
+class Options(Base, frozen=True, forbid_unknown_fields=True):
+    """Options of sharded training."""
 
-    stage: Literal[1, 2, 3] = 3
-    unit_bytes: float = UNIT_BYTES
-    prefetch: int = 1
-    reshard_after_forward: bool = True
-    reduce_per_byte_s: float = 0.0
+    stage: Annotated[
+        Literal[1, 2, 3],
+        Option("1: optimizer state is sharded; 2: gradients as well; 3: parameters, too"),
+    ] = 3
+    unit_bytes: Annotated[
+        float,
+        Option("layers travel together in units of at least this size; 0: each on its own"),
+    ] = UNIT_BYTES
+    prefetch: Annotated[
+        int,
+        Option(
+            "units that may be gathered ahead of the one that computes (stage 3)",
+            lambda o: o.stage != 3,
+        ),
+    ] = 1
+    reshard_after_forward: Annotated[
+        bool,
+        Option(
+            "free parameters after forward, and gather them again (stage 3)",
+            lambda o: o.stage != 3,
+        ),
+    ] = True
+    reduce_per_byte_s: Annotated[float, Option("time to add one byte's worth of gradients")] = 0.0
 
     def __post_init__(self) -> None:
         number("unit_bytes", self.unit_bytes)
         whole_number("prefetch", self.prefetch, at_least=0)
         number("reduce_per_byte_s", self.reduce_per_byte_s)
-
-    @property
-    def unused(self) -> set[str]:
-        """Options that have no effect at this stage."""
-        return set() if self.stage == 3 else {"prefetch", "reshard_after_forward"}
 
 
 class Units(msgspec.Struct, frozen=True, eq=False):
@@ -104,7 +119,7 @@ def _add_collectives(
     b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fold: bool
 ) -> None:
     """All-gathers of parameters and reduce-scatters of gradients, on one communicator."""
-    options: Options = job.options
+    options = Options.of(job)
     units = units_of(job.workload, options.unit_bytes)
     members = Members.of(job.cluster, job.workers)
     gather = all_gather_cost(members, units.bytes)
@@ -196,10 +211,10 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     """The same where the slowest worker computes ``late`` times as long as the mean one."""
-    options: Options = job.options
+    options = Options.of(job)
     alone = q.workers <= 1
     units = q.layers.once(
-        ("units", job.options), lambda: units_of(job.workload, options.unit_bytes)
+        ("units", Options.of(job)), lambda: units_of(job.workload, options.unit_bytes)
     )
     gather, scatter = all_gather_rate(q), reduce_scatter_rate(q, options.reduce_per_byte_s)
     sizes = [q.gradient_bytes * share for share in units.bytes / units.bytes.sum()]
@@ -239,7 +254,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
 
 def notes(job: Job) -> tuple[str, ...]:
     """Where a job goes beyond the collectives that its cluster has measured."""
-    sizes = units_of(job.workload, job.options.unit_bytes).bytes
+    sizes = units_of(job.workload, Options.of(job).unit_bytes).bytes
     return measured_notes(job, {"all_gather": sizes, "reduce_scatter": sizes})
 
 
@@ -249,7 +264,7 @@ def exact(job: Job) -> bool:
     At stage 3 the formula lets layers without parameters wait for the unit before them.
     """
     data = job.workload.data_loading_s == 0.0
-    known = job.options.stage < 3 or all(a.tensor_bytes for a in expanded(job.workload).layers)
+    known = Options.of(job).stage < 3 or all(a.tensor_bytes for a in expanded(job.workload).layers)
     return known and data and alike(job) and leaves_out(job) is None
 
 
@@ -307,7 +322,7 @@ def worker_bytes(job: Job) -> float:
     gradients, too, and those of one unit that is being reduced. At stage 3 it keeps an n-th of the
     parameters as well, and the units that are gathered: the one that computes and those ahead.
     """
-    options: Options = job.options
+    options = Options.of(job)
     whole, n = job.workload.gradient_bytes, job.workers
     units = np.sort(units_of(job.workload, options.unit_bytes).bytes)[::-1]
     gradients = parameters = whole
@@ -328,16 +343,8 @@ ARCHITECTURE = Architecture(
     title="fully sharded data parallel, ZeRO (synchronous, no server)",
     options=Options,
     build=build,
-    asynchronous=lambda options: False,
     server_bytes=None,
     worker_bytes=worker_bytes,
-    option_help={
-        "stage": "1: optimizer state is sharded; 2: gradients as well; 3: parameters, too",
-        "unit_bytes": "layers travel together in units of at least this size; 0: each on its own",
-        "prefetch": "units that may be gathered ahead of the one that computes (stage 3)",
-        "reshard_after_forward": "free parameters after forward, and gather them again (stage 3)",
-        "reduce_per_byte_s": "time to add one byte's worth of gradients",
-    },
     assumptions=(
         "a ring reduce-scatter, or all-gather, moves (n-1)/n of a unit's bytes over every member's "
         "link, both ways, at the pace of the slowest link",
@@ -355,6 +362,5 @@ ARCHITECTURE = Architecture(
     aliases={"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}},
     fold=_fold,
     notes=notes,
-    unused=lambda options: options.unused,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

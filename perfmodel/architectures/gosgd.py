@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-
-import msgspec
+from typing import Annotated
 
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network, others
@@ -23,6 +21,8 @@ from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
+from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
@@ -35,17 +35,37 @@ ROUNDS = 20
 """Repetitions of the fixed point of the part of their time that workers send to other nodes."""
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of GoSGD; the registry entry below says what each means."""
+class Options(Base, frozen=True, forbid_unknown_fields=True):
+    """Options of GoSGD."""
 
-    probability: float = 0.1
-    queue: int = 8
-    merge_per_model_s: float = 0.0
+    probability: Annotated[
+        float, Option("with which a worker sends its model after a step; 0: never")
+    ] = 0.1
+    queue: Annotated[
+        int,
+        Option(
+            "models that a worker may have on their way, on average, before it has to wait",
+            lambda o: o.probability == 0.0,
+        ),
+    ] = 8
+    merge_per_model_s: Annotated[
+        float, Option("time to merge a model that has come", lambda o: o.probability == 0.0)
+    ] = 0.0
 
     def __post_init__(self) -> None:
         number("probability", self.probability, at_most=1.0)
         whole_number("queue", self.queue, at_most=MOST_STEPS)
         number("merge_per_model_s", self.merge_per_model_s)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers drift apart: always."""
+        return True
+
+    @property
+    def exchanged_share(self) -> float:
+        """How much of a model a worker gives to the network in a step, on average."""
+        return self.probability
 
 
 def window(options: Options) -> int:
@@ -63,7 +83,7 @@ def build(job: Job) -> OpGraph:
     workers = add_workers(b, job)
     optimizer = add_optimizer(b, job, workers)
     begin = add_begin(b, job, workers, optimizer)
-    if job.workers > 1 and job.options.probability > 0.0:
+    if job.workers > 1 and Options.of(job).probability > 0.0:
         _add_gossip(b, job, workers, begin, optimizer)
     b.probe(
         "staleness", optimizer, optimizer, lag=1, counter=b.counters(optimizer), group=workers.index
@@ -73,7 +93,7 @@ def build(job: Job) -> OpGraph:
 
 def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> None:
     """Send models by chance, one after the other; a worker is at most a window ahead of them."""
-    options: Options = job.options
+    options = Options.of(job)
     partners = Partners.add(b, workers.index, others(job.workers))
     push = partners.send(b, "push", job, workers, add_network(b, job))
     if options.probability < 1.0:
@@ -88,7 +108,7 @@ def _add_merges(
     b: GraphBuilder, job: Job, workers: Workers, partners: Partners, begin: Ids, push: Ids
 ) -> None:
     """Let each worker merge, on its device, the models that have come by the time it begins."""
-    options: Options = job.options
+    options = Options.of(job)
     merge = workers.compute(b, "merge", 0.0)
     b.edge(begin, merge)
     b.edge(merge, workers.forward[:, 0])
@@ -111,7 +131,7 @@ def _alone(job: Job, q: Quantities, everybody: Quantities) -> Phases:
     Each link gets as many models as its workers send, so that nobody sends faster than the slowest
     one receives.
     """
-    options: Options = job.options
+    options = Options.of(job)
     p, alone = options.probability, q.workers <= 1
     compute = q.forward_s + q.backward_s + q.optimizer_s
     merge = p * options.merge_per_model_s * q.slowdown
@@ -168,7 +188,7 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
 
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation: where nobody sends."""
-    silent = job.workers == 1 or job.options.probability == 0.0
+    silent = job.workers == 1 or Options.of(job).probability == 0.0
     data = job.workload.data_loading_s == 0.0
     return silent and data and steady(job) and left_out(job) is None
 
@@ -178,15 +198,11 @@ def model_age(job: Job) -> ModelAge | None:
 
     The age k with which a step begins is geometric: p (1 - p)^k with p the probability of sending.
     """
-    p = job.options.probability
+    p = Options.of(job).probability
     if job.workers == 1 or p == 0.0:
         return None
     p90 = math.ceil(math.log(0.1) / math.log1p(-p)) - 1 if p < 0.9 else 0
     return ModelAge(exchange_every=1.0 / p, mean=(1.0 - p) / p, p90=p90)
-
-
-def _unused(options: Options) -> Collection[str]:
-    return ("queue", "merge_per_model_s") if options.probability == 0.0 else ()
 
 
 ARCHITECTURE = Architecture(
@@ -194,13 +210,7 @@ ARCHITECTURE = Architecture(
     title="GoSGD (gossip, asynchronous, waits for nobody)",
     options=Options,
     build=build,
-    asynchronous=lambda options: True,
     server_bytes=None,
-    option_help={
-        "probability": "with which a worker sends its model after a step; 0: never",
-        "queue": "models that a worker may have on their way, on average, before it has to wait",
-        "merge_per_model_s": "time to merge a model that has come",
-    },
     assumptions=(
         "a model goes to one of the other workers, all equally likely",
         "each worker sends one model after the other, in order; its device does not wait for that "
@@ -209,7 +219,6 @@ ARCHITECTURE = Architecture(
         "which takes no time",
     ),
     source="Blot, Picard, Cord, Thome, 2016, arXiv 1611.01852",
-    unused=_unused,
     model_age=model_age,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
@@ -11,7 +13,6 @@ from perfmodel.architectures.parts.measured import measured_notes
 from perfmodel.architectures.parts.members import Members
 from perfmodel.architectures.parts.reduction import (
     REDUCTION_ASSUMPTIONS,
-    REDUCTION_HELP,
     Reduction,
     all_reduce_cost,
 )
@@ -29,6 +30,7 @@ from perfmodel.base.quantities import where
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
@@ -39,13 +41,18 @@ MOST_PERIOD = 1000
 
 
 class Options(Reduction, frozen=True, forbid_unknown_fields=True):
-    """Options of local SGD; the registry entry below says what each means."""
+    """Options of local SGD."""
 
-    period: int = PERIOD
+    period: Annotated[int, Option("steps from one average to the next")] = PERIOD
 
     def __post_init__(self) -> None:
         super().__post_init__()
         whole_number("period", self.period, at_most=MOST_PERIOD)
+
+    @property
+    def exchanged_share(self) -> float:
+        """How much of a model a worker gives to the network in a step, on average."""
+        return 1 / self.period
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
@@ -68,7 +75,7 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
     It fires with the tokens of that many steps of all workers, and then lets each go on for as
     many. So workers wait for each other before an average only, and not in the steps between.
     """
-    options: Options = job.options
+    options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
     cost = all_reduce_cost(members, np.array([job.workload.gradient_bytes]), options)
     communicator = Communicator(b, job, members, symmetric=fold and cost.symmetric(members.fabric))
@@ -91,16 +98,16 @@ def model_age(job: Job) -> ModelAge | None:
     """Steps since the last average: equally often 0 to period - 1."""
     if job.workers == 1:
         return None
-    period = job.options.period
+    period = Options.of(job).period
     return ModelAge(float(period), (period - 1) / 2.0, (9 * period + 9) // 10 - 1)
 
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Computation, and a part of the average in every step."""
-    period = job.options.period
+    period = Options.of(job).period
     late, alone = q.slowest(steps=period), q.workers <= 1
     compute = q.forward_s + q.backward_s + q.optimizer_s
-    rate = all_reduce_rate(job, q, job.options)
+    rate = all_reduce_rate(job, q, Options.of(job))
     average = rate.seconds(q.gradient_bytes) / period
     return Phases(
         parts={
@@ -115,7 +122,7 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 def notes(job: Job) -> tuple[str, ...]:
     """Where a job goes beyond the collectives that its cluster has measured."""
-    if not job.options.by_measurements:
+    if not Options.of(job).by_measurements:
         return ()
     return measured_notes(job, {"all_reduce": np.array([job.workload.gradient_bytes])})
 
@@ -123,7 +130,7 @@ def notes(job: Job) -> tuple[str, ...]:
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation."""
     data = job.workload.data_loading_s == 0.0
-    return closed(job, job.options) and data and alike(job) and leaves_out(job) is None
+    return closed(job, Options.of(job)) and data and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
@@ -140,9 +147,7 @@ ARCHITECTURE = Architecture(
     title="local SGD (synchronous every few steps, no server)",
     options=Options,
     build=build,
-    asynchronous=lambda options: False,
     server_bytes=None,
-    option_help={"period": "steps from one average to the next", **REDUCTION_HELP},
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
         "models are averaged whole after every so many steps, and nothing overlaps that",
@@ -152,7 +157,6 @@ ARCHITECTURE = Architecture(
     source="Stich, ICLR 2019, arXiv 1805.09767; Lin et al., ICLR 2020, arXiv 1808.07217",
     fold=_fold,
     notes=notes,
-    unused=lambda options: options.unused,
     model_age=model_age,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

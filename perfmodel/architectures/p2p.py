@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.measured import Use
 from perfmodel.architectures.parts.messages import (
-    TRANSMISSION_HELP,
     Transmission,
     parts_of,
     tensors_of,
@@ -25,6 +23,7 @@ from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Option
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Stage, Whole
 from perfmodel.phases.phases import Phase, Phases
@@ -32,11 +31,20 @@ from perfmodel.phases.quantities import Quantities
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
-    """Options of peer-to-peer training; the registry entry below says what each means."""
+    """Options of peer-to-peer training."""
 
-    exchange: Literal["full", "sharded"] = "full"
-    overlap: bool = True
-    reduce_per_byte_s: float = 0.0
+    exchange: Annotated[
+        Literal["full", "sharded"],
+        Option(
+            "full: whole gradients to everybody; sharded: each worker sums and updates its share "
+            "of the parameters and sends it back"
+        ),
+    ] = "full"
+    overlap: Annotated[
+        bool,
+        Option("send a layer as soon as its gradient is ready, start it as soon as it is there"),
+    ] = True
+    reduce_per_byte_s: Annotated[float, Option("time to add one byte's worth of gradients")] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,14 +69,14 @@ def messages_of(job: Job) -> Messages:
     dense = np.zeros(len(job.workload.layers))
     np.add.at(dense, tensors.layer, tensors.bytes)
     layers = np.flatnonzero(dense)[::-1]
-    times = parts_of(dense[layers], job.options.partition_bytes)
+    times = parts_of(dense[layers], Options.of(job).partition_bytes)
     layer = np.repeat(layers, times)
     return Messages(layer, dense[layer] / np.repeat(times, times), dense)
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
     """The op graph; with ``fold`` of the first worker, which stands for all of them."""
-    options: Options = job.options
+    options = Options.of(job)
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
     messages = messages_of(job)
@@ -96,14 +104,14 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 def _parts(job: Job) -> int:
     """Into how many parts a gradient is cut before it is sent: one for each owner, if sharded."""
-    return job.workers if job.options.exchange == "sharded" else 1
+    return job.workers if Options.of(job).exchange == "sharded" else 1
 
 
 def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> Ids:
     """Ops after which each message may be sent, (workers, messages)."""
     alone = job.workers == 1  # with nobody to send anything to
-    made = workers.backward if alone else job.options.encoded(b, workers, messages.dense)
-    if job.options.overlap:
+    made = workers.backward if alone else Options.of(job).encoded(b, workers, messages.dense)
+    if Options.of(job).overlap:
         return made[:, messages.layer]
     return np.broadcast_to(made[:, :1], (len(made), len(messages.layer)))
 
@@ -114,7 +122,7 @@ def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> I
     First the gradients of the others are decoded and added to its own. All of it comes after the
     worker's backward pass.
     """
-    options: Options = job.options
+    options = Options.of(job)
     share = messages.dense / messages.dense.sum() / _parts(job)
     others = (job.workers - 1) * messages.dense / _parts(job)
     adding = others * (options.reduce_per_byte_s + options.decode_per_byte_s)
@@ -132,9 +140,9 @@ class _Lines:
         self, b: GraphBuilder, job: Job, workers: Workers, messages: Messages, fold: bool
     ) -> None:
         members = job.workers
-        self._b, self._options, self._messages = b, job.options, messages
+        self._b, self._options, self._messages = b, Options.of(job), messages
         self._workers = workers
-        self._sent = job.options.sent_bytes(messages.bytes)
+        self._sent = Options.of(job).sent_bytes(messages.bytes)
         network = Network(b, job, fold=fold, core_share=members if fold else 1)
         n = len(workers.node)
         self._source = np.arange(n)
@@ -189,7 +197,7 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     """The same where the slowest worker computes ``late`` times as long as the mean one."""
-    options: Options = job.options
+    options = Options.of(job)
     alone = q.workers <= 1
     sharded = options.exchange == "sharded"
     parts = q.workers if sharded else 1.0
@@ -313,7 +321,7 @@ def exact(job: Job) -> bool:
     Where gradients are sent back, it does if they are added in no time: the order in which a worker
     applies several that are there does not matter then.
     """
-    options: Options = job.options
+    options = Options.of(job)
     adding = job.workload.optimizer_s + options.reduce_per_byte_s + options.decode_per_byte_s
     first = not options.overlap or bool(expanded(job.workload).layers[0].tensor_bytes)
     known = options.exchange == "full" or (adding == 0.0 and first)
@@ -323,7 +331,7 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
-    options: Options = job.options
+    options = Options.of(job)
     several = options.transmission != "fifo"
     return left_out(
         job, {f"transmission={options.transmission}": several, "credit": options.credit_bytes > 0.0}
@@ -337,25 +345,12 @@ def _fold(job: Job) -> OpGraph | None:
     return build(job, fold=True)
 
 
-def _unused(options: Any) -> Collection[str]:
-    names: set[str] = options.unused
-    return names
-
-
 ARCHITECTURE = Architecture(
     name="p2p",
     title="peer to peer: every worker sends to every other (synchronous, no server)",
     options=Options,
     build=build,
-    asynchronous=lambda options: False,
     server_bytes=None,
-    option_help={
-        "exchange": "full: whole gradients to everybody; sharded: each worker sums and updates "
-        "its share of the parameters and sends it back",
-        "overlap": "send a layer as soon as its gradient is ready, start it as soon as it is there",
-        "reduce_per_byte_s": "time to add one byte's worth of gradients",
-        **TRANSMISSION_HELP,
-    },
     assumptions=(
         "one connection per pair of workers and direction, one layer at a time, in order; all "
         "connections at once",
@@ -367,6 +362,5 @@ ARCHITECTURE = Architecture(
     source="Alqahtani, Demirbas, ICCCN 2019, arXiv 1909.02061; Watcharapichat et al. (Ako), "
     "SoCC 2016, doi 10.1145/2987550.2987586",
     fold=_fold,
-    unused=_unused,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -7,7 +7,6 @@ is all it takes: the command line, the listings and the conformance tests follow
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import pkgutil
 from collections.abc import Mapping
@@ -16,11 +15,12 @@ from typing import Any
 import msgspec
 
 from perfmodel import architectures
-from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.base import Architecture, Coarse, architecture_of, load
 from perfmodel.base.errors import InputError, nearest, unknown_name
 from perfmodel.base.files import ready
-from perfmodel.base.units import dimension_of, parse
+from perfmodel.base.units import parse
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import Options, described
 
 SHARED = frozenset({"base", "parts", "registry"})
 """What else is in the folder of the architectures."""
@@ -28,8 +28,7 @@ SHARED = frozenset({"base", "parts", "registry"})
 
 def model_of(job: Job) -> Coarse:
     """The coarse model of a job's architecture."""
-    architecture, _ = find(job.architecture)
-    return coarse_of(architecture)
+    return coarse_of(architecture_of(job))
 
 
 def coarse_of(architecture: Architecture) -> Coarse:
@@ -44,12 +43,6 @@ def coarse_of(architecture: Architecture) -> Coarse:
     return architecture.coarse
 
 
-def asynchronous(job: Job) -> bool:
-    """Whether the workers of a job go round on their own."""
-    architecture, _ = find(job.architecture)
-    return architecture.asynchronous(job.options)
-
-
 @functools.cache
 def names() -> tuple[str, ...]:
     """Names of all architectures, sorted."""
@@ -59,7 +52,7 @@ def names() -> tuple[str, ...]:
 
 def all_architectures() -> list[Architecture]:
     """Every architecture, by name."""
-    return [_load(name) for name in names()]
+    return [load(name) for name in names()]
 
 
 def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
@@ -71,28 +64,21 @@ def find(name: str) -> tuple[Architecture, Mapping[str, Any]]:
     """
     known = list(names())
     if name in known:
-        return _load(name), {}
+        return load(name), {}
     aliases = {alias: a for a in all_architectures() for alias in a.aliases}
     if name in aliases:
         return aliases[name], aliases[name].aliases[name]
     raise unknown_name("architecture", name, [*known, *aliases])
 
 
-@functools.cache
-def _load(name: str) -> Architecture:
-    module = importlib.import_module(f"{architectures.__name__}.{name}")
-    architecture: Architecture = module.ARCHITECTURE
-    return architecture
-
-
-def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Any:
+def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Options:
     """Make an architecture's options from names and values; text is read by the field's type.
 
     Raises
     ------
     InputError : an option that the architecture does not have, or a value it does not allow.
     """
-    fields = {f.name: f for f in msgspec.structs.fields(architecture.options)}
+    fields = {each.name: each for each in described(architecture.options)}
     values = {}
     for name, value in given.items():
         if name not in fields:
@@ -102,11 +88,11 @@ def read_options(architecture: Architecture, given: Mapping[str, Any]) -> Any:
                 f"option {name!r} does not apply to {architecture.name}{suggestion} "
                 f"(it has: {', '.join(fields)})"
             )
-        dimension = dimension_of(name)
+        unit = fields[name].unit
         if value == "inf" and fields[name].type is float:
             value = math.inf
-        elif isinstance(value, str) and dimension and not _is_number(value):
-            value = parse(value, dimension, name)
+        elif isinstance(value, str) and unit and not _is_number(value):
+            value = parse(value, unit, name)
         values[name] = value
     try:
         return msgspec.convert(values, ready(architecture.options), strict=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -12,6 +12,7 @@ from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name,
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.options import Options
 from perfmodel.inputs.workload import Workload, expanded, handing_over
 
 SCHEMA = "perfmodel.job/1"
@@ -101,12 +102,19 @@ class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ) from None
 
 
+class Architecture(Protocol):
+    """What a job knows of its architecture; the rest is in :mod:`perfmodel.architectures.base`."""
+
+    @property
+    def name(self) -> str:
+        """As it is called in files and on the command line."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides how fast training runs.
 
-    ``options`` is the options type of the architecture named ``architecture``. ``start``
-    *together* lets all workers begin at once, *staggered* at seeded random offsets.
-    ``assumptions`` are the values that nobody gave.
+    ``options`` are those of the ``architecture``. ``start`` *together* lets all workers begin at
+    once, *staggered* at seeded random offsets. ``assumptions`` are the values that were not given.
 
     Raises
     ------
@@ -116,8 +124,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     workload: Workload
     cluster: Cluster
     workers: int
-    architecture: str
-    options: Any
+    architecture: Architecture
+    options: Options
     start: Start = "together"
     jitter: Jitter | None = None
     stragglers: tuple[Straggler, ...] = ()
@@ -139,7 +147,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             if straggler.worker in seen:
                 raise InputError(f"straggler {straggler.worker}: given twice")
             seen.add(straggler.worker)
-        spare: int = getattr(self.options, "backup_workers", 0)
+        spare = self.options.spare_workers
         if spare >= self.workers:
             raise InputError(
                 f"backup_workers: {spare} of {self.workers} workers leave nobody to wait for "
@@ -181,11 +189,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """How much of its gradients, or of a model as large, a worker hands over to the network in
         a step: all or nothing, or the mean of an architecture that exchanges models now and then.
         """
-        if self.workers == 1 and not hasattr(self.options, "servers"):
+        if self.workers == 1 and self.options.server_count == 0:
             return 0.0
-        share: float = getattr(self.options, "probability", 1.0)
-        period: int = getattr(self.options, "period", 1)
-        return share / period
+        return self.options.exchanged_share
 
     @property
     def device_work(self) -> Workload:

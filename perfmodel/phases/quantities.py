@@ -275,7 +275,7 @@ def quantities_of(job: Job) -> Quantities:
     w, cluster, n = job.device_work, job.cluster, job.workers
     nodes = range(cluster.nodes_for(n))
     nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
-    servers = getattr(job.options, "servers", 1)
+    servers = max(job.options.server_count, 1)
     homes = [cluster.node_of_server(s, n) for s in range(servers)] if cluster.overrides else []
     goodput = min(nic.goodput_bytes_per_s for nic in nics)
     at_servers = min((cluster.nic_of(h).goodput_bytes_per_s for h in homes), default=goodput)

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from perfmodel.architectures.base import architecture_of
 from perfmodel.base import files
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.options import described
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import iteration_cv
@@ -72,14 +74,9 @@ def table() -> Table:
 
 
 def group_of(job: Job) -> str:
-    """The group that a job is counted with: its architecture; servers by how they synchronise."""
-    sync: str | None = getattr(job.options, "sync", None)
-    if sync is None:
-        return job.architecture
-    if sync == "ssp":  # which is the same as one of the others at either end
-        sync = {0.0: "bsp", math.inf: "asp"}.get(job.options.staleness_bound, sync)
-    spare = " with backup workers" if job.options.backup_workers else ""
-    return f"{job.architecture} {sync}{spare}"
+    """The group that a job is counted with: its architecture, or what that says."""
+    label = architecture_of(job).group
+    return label(job) if label is not None else job.architecture.name
 
 
 def traits(job: Job, found: Phases) -> frozenset[str]:
@@ -113,14 +110,11 @@ def traits(job: Job, found: Phases) -> frozenset[str]:
 
 def _options(job: Job) -> frozenset[str]:
     """The options that are not as by default; of numbers the name alone."""
-    fields = msgspec.structs.fields(type(job.options))
-    values = {field.name: getattr(job.options, field.name) for field in fields}
+    options = [(each, getattr(job.options, each.name)) for each in described(type(job.options))]
     return frozenset(
-        f"{field.name}={values[field.name]}".lower()
-        if isinstance(values[field.name], (bool, str))
-        else field.name
-        for field in fields
-        if values[field.name] != field.default
+        f"{each.name}={value}".lower() if isinstance(value, (bool, str)) else each.name
+        for each, value in options
+        if value != each.default
     )
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.graph.builder import bounded
 from perfmodel.graph.op_graph import MOST, OpGraph
@@ -103,13 +102,12 @@ def built(
     return graph
 
 
-def ahead(job: Job) -> float:
+def iterations_in_a_round(job: Job) -> float:
     """Iterations of all workers in a round, in which each ends one: per worker, on average.
 
     More than one where nothing holds fast workers back.
     """
-    architecture, _ = registry.find(job.architecture)
-    if not architecture.asynchronous(job.options) or getattr(job.options, "sync", "") == "ssp":
+    if not job.options.asynchronous or job.options.bounded_lead is not None:
         return 1.0
     slowest = {*range(min(job.workers, MOST_LOOKED_AT)), *(s.worker for s in job.stragglers)}
     slowdowns = [job.slowdown(worker) for worker in slowest]
@@ -126,7 +124,7 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
         rounds = max(RANDOM_ROUNDS, min(BOUND_ROUNDS * _bound(job), MOST_BOUND_ROUNDS))
     else:
         rounds = STEADY_ROUNDS
-    rounds *= ahead(job)
+    rounds *= iterations_in_a_round(job)
     turns = sum(
         float((graph.op_bytes[rule.ops] / rule.bytes).sum())
         for rule in graph.rules
@@ -137,9 +135,8 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
 
 def _bound(job: Job) -> float:
     """Iterations that a worker may be ahead, where a run lasts until one is; else 0."""
-    bounded_by = getattr(job.options, "staleness_bound", 0.0)
-    ssp = getattr(job.options, "sync", "") == "ssp" and bounded_by < math.inf
-    return float(bounded_by) if ssp else 0.0
+    bound = job.options.bounded_lead
+    return bound if bound is not None and bound < math.inf else 0.0
 
 
 def _expected(
@@ -162,8 +159,8 @@ def _expected(
 def _too_large(job: Job, cost: Cost, max_ops: float, *, known: bool = True) -> TooLargeError:
     more, enough = ("", f"{1.1 * cost.ops:.2g}") if known else ("more than ", "of more")
     return TooLargeError(
-        f"simulating {job.architecture} with {job.workers} workers takes {more}{cost.text}, and "
-        f"--max-ops is {_millions(max_ops)}; --fidelity coarse answers at once, --max-ops {enough} "
+        f"simulating {job.architecture.name} with {job.workers} workers takes {more}{cost.text}, "
+        f"and --max-ops is {_millions(max_ops)}; --fidelity coarse answers at once, --max-ops {enough} "
         "simulates it all the same"
     )
 

@@ -21,13 +21,12 @@ from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, class_of, quantities_of
-from perfmodel.predicting import bands, job_facts
-from perfmodel.predicting.job_facts import Totals
+from perfmodel.predicting import bands
+from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
     Bottleneck,
     ErrorBand,
     Idle,
-    Prediction,
     Staleness,
     Utilisation,
     percentile,
@@ -95,15 +94,18 @@ def with_data(found: Phases, q: Quantities) -> Phases:
     return msgspec.structs.replace(found, parts=parts, classes=classes)
 
 
-def error_band(job: Job) -> ErrorBand:
-    """How far the coarse prediction of a job is off its simulation."""
+def error_band(job: Job, found: Phases | None = None) -> ErrorBand:
+    """How far the coarse prediction of a job is off its simulation.
+
+    ``found`` are the job's phases, where they are known already.
+    """
     model = model_of(job)
-    missing = model.leaves_out(job)
+    missing = model.leaves_out(job) or job.options.beyond_formulas
     if missing is not None:
         return ErrorBand(None, None, f"it leaves out {missing}, so its error is not known")
     if model.exact(job):
         return ErrorBand(0.0, 0.0, "it equals the simulation for this job")
-    known = bands.class_of(job, phases(job))
+    known = bands.class_of(job, phases(job) if found is None else found)
     if known is None:
         return ErrorBand(None, None, "how far it is off was not measured")
     band, such = known
@@ -115,8 +117,8 @@ def error_band(job: Job) -> ErrorBand:
     )
 
 
-def predict(job: Job, totals: Totals) -> Prediction:
-    """Predict how fast ``job`` trains, by its formulas."""
+def predict(job: Job) -> Outcome:
+    """How fast ``job`` trains, by its formulas."""
     found = phases(job)
     seconds = {name: float(part.seconds) for name, part in found.parts.items()}
     seconds = {name: value for name, value in seconds.items() if value > ROUNDING}
@@ -128,18 +130,16 @@ def predict(job: Job, totals: Totals) -> Prediction:
     idle = _idle(job, found, computing)
     busy = {name: float(value) / iteration_s for name, value in found.busy_s.items()}
     communicating = causes.get("network", 0.0) + causes.get("server", 0.0)
-    return Prediction(
-        **job_facts.of(job, job.workers / iteration_s, totals),
+    return Outcome(
         fidelity="coarse",
-        error_band=error_band(job),
-        throughput_ci_fraction=0.0,
+        workers=job.workers,
+        iterations_per_s=job.workers / iteration_s,
+        error_band=error_band(job, found),
         compute_s=computing * iteration_s,
         exposed_communication_s=communicating * iteration_s,
         idle_fraction=Idle(mean=1.0 - computing, per_worker=idle, by_cause=dict(causes)),
         staleness=_staleness(job, found),
-        clock_gap=None,
         phases_s=seconds,
-        operation_s={},
         updates_per_s=job.workers / iteration_s * float(found.updates),
         utilisation=Utilisation(
             workers={f"worker {i}": 1.0 - part for i, part in enumerate(idle)},

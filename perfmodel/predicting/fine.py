@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from perfmodel.architectures import registry
+from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.parts.workers import CORES, alike
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
@@ -17,14 +16,13 @@ from perfmodel.engine.simulation import first_iterations, simulate, timeline
 from perfmodel.engine.warmup import Progress
 from perfmodel.graph.op_graph import CAUSES, Block, OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.predicting import budget, job_facts
+from perfmodel.predicting import budget
 from perfmodel.predicting.bottleneck import bottleneck
 from perfmodel.predicting.chrome_trace import chrome_trace
-from perfmodel.predicting.job_facts import Totals
+from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
     ClockGap,
     Idle,
-    Prediction,
     Staleness,
     Utilisation,
     percentile,
@@ -51,21 +49,20 @@ def build_graph(
     TooLargeError : a simulation, of the first ``iterations`` if these are given, takes more than
         ``max_ops`` operations (:mod:`perfmodel.predicting.budget`).
     """
-    architecture, _ = registry.find(job.architecture)
+    architecture = architecture_of(job)
     folded = architecture.fold if fold and alike(job) else None
     return budget.built(job, architecture.build, max_ops, folded, iterations)
 
 
 def predict(
     job: Job,
-    totals: Totals,
     *,
     rel_ci: float,
     iterations: int | None = None,
     max_ops: float = budget.MOST_OPS,
     progress: Progress | None = None,
-) -> Prediction:
-    """Predict how fast ``job`` trains, by simulating it.
+) -> Outcome:
+    """How fast ``job`` trains, by simulating it.
 
     Parameters
     ----------
@@ -92,10 +89,10 @@ def predict(
     causes = {cause: float(waits[i]) for i, cause in enumerate(CAUSES)}
     iteration_s = job.workers / rate
     communicating = causes["network"] + causes["server"]
-    answer = Prediction(
-        **job_facts.of(job, rate, totals),
+    return Outcome(
         fidelity="fine",
-        error_band=None,
+        workers=job.workers,
+        iterations_per_s=rate,
         throughput_ci_fraction=run.ci_fraction,
         iterations=iterations,
         transient_iterations=math.ceil(run.transient_rounds),
@@ -108,19 +105,28 @@ def predict(
         ),
         staleness=_staleness(graph, run),
         clock_gap=ClockGap(run.clock_gap_mean, run.clock_gap_max),
-        phases_s={},
         operation_s=_operations(graph, run),
         updates_per_s=run.updates_per_s,
         utilisation=_utilisation(graph, run),
         bottleneck=bottleneck(graph, run),
     )
-    answer.__dict__["trace"] = functools.partial(_trace, job, max_ops)
-    return answer
 
 
-def _trace(job: Job, max_ops: float) -> list[dict[str, Any]]:
-    graph = build_graph(job, max_ops=max_ops)
-    return chrome_trace(graph, timeline(graph, seed=job.seed, first=2, iterations=2))
+class Timeline(msgspec.Struct, frozen=True):
+    """Two settled iterations of a job, simulated when they are asked for."""
+
+    job: Job
+    max_ops: float
+
+    def events(self) -> list[dict[str, Any]]:
+        """Events of a Chrome trace.
+
+        Raises
+        ------
+        TooLargeError : the simulation of all workers takes more than ``max_ops`` operations.
+        """
+        graph = build_graph(self.job, max_ops=self.max_ops)
+        return chrome_trace(graph, timeline(graph, seed=self.job.seed, first=2, iterations=2))
 
 
 def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:

@@ -25,11 +25,14 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from perfmodel.architectures import registry
 from perfmodel.base.uncertainty import COVERAGE, WIDTH, Uncertainty
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Job
+from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Interval, Prediction
+
+Found = Outcome | Prediction
+"""What has a step and how it was found."""
 
 RUN_SPREAD = 0.01
 """Standard deviation of equal runs: two of one configuration differ by 0.1 to 1.8 % on a small
@@ -93,12 +96,11 @@ adds that of asynchronous workers."""
 
 def kind_of(job: Job) -> Kind:
     """Of which kind a job is."""
-    architecture, _ = registry.find(job.architecture)
     network = "measured" if job.cluster.source.kind == "measured" else "nominal"
-    return Kind(network, architecture.asynchronous(job.options))
+    return Kind(network, job.options.asynchronous)
 
 
-def uncertainty(job: Job, found: Prediction, learnt: Learnt | None = None) -> Uncertainty:
+def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncertainty:
     """What is not known of a predicted step; ``learnt`` in the place of :data:`LEARNT`."""
     waiting = min(max(found.idle_fraction.mean, 0.0), 1.0)
     estimated = [(job.workload.error_fraction, 1.0 - waiting)]
@@ -117,22 +119,28 @@ def uncertainty(job: Job, found: Prediction, learnt: Learnt | None = None) -> Un
     )
 
 
-def _formula(found: Prediction) -> float:
+def _formula(found: Found) -> float:
     """Standard deviation of a coarse prediction around the simulation."""
     if found.error_band is None:
         return 0.0
     return UNKNOWN_COARSE if found.error_band.p90 is None else found.error_band.p90 / WIDTH
 
 
-def step_interval(job: Job, found: Prediction, learnt: Learnt | None = None) -> tuple[float, float]:
+def step_interval(job: Job, found: Found, learnt: Learnt | None = None) -> tuple[float, float]:
     """Seconds in which 9 of 10 measured steps lie; what is predicted lies in it, too."""
     among = learnt if learnt is not None else LEARNT[kind_of(job)]
+    return _step_interval(job, found, among, uncertainty(job, found, among))
+
+
+def _step_interval(
+    job: Job, found: Found, among: Learnt, parts: Uncertainty
+) -> tuple[float, float]:
     shift = among.shift if job.workers > 1 else 0.0
-    low_s, high_s = uncertainty(job, found, among).interval(found.iteration_s * math.exp(shift))
+    low_s, high_s = parts.interval(found.iteration_s * math.exp(shift))
     return min(low_s, found.iteration_s), max(high_s, slow_links_s(job, found))
 
 
-def slow_links_s(job: Job, found: Prediction) -> float:
+def slow_links_s(job: Job, found: Found) -> float:
     """The step if links whose rate is nominal deliver no more than :data:`TCP_BYTES_PER_S`.
 
     Then what workers wait for takes so many times as long, and so does the work of the busiest
@@ -149,25 +157,23 @@ def slow_links_s(job: Job, found: Prediction) -> float:
     return found.iteration_s * max(1.0 + (times - 1.0) * waiting, times * busiest)
 
 
-def with_interval(job: Job, found: Prediction) -> Prediction:
-    """The prediction with its interval."""
-    parts = uncertainty(job, found)
-    low_s, high_s = step_interval(job, found)
-    slow = high_s <= slow_links_s(job, found)
-    samples = found.throughput_samples_per_s * found.iteration_s
-    interval = Interval(
+def interval_of(job: Job, found: Outcome) -> Interval:
+    """The interval of what was found out about a job, and what makes it as wide as it is."""
+    kind = kind_of(job)
+    parts = uncertainty(job, found, LEARNT[kind])
+    low_s, high_s = _step_interval(job, found, LEARNT[kind], parts)
+    samples = found.iterations_per_s * job.workload.batch_size * found.iteration_s
+    return Interval(
         coverage=COVERAGE,
         iteration_s=(low_s, high_s),
         throughput_samples_per_s=(samples / high_s, samples / low_s),
         parts=parts,
-        text=_text(job, parts, slow),
+        text=_text(job, kind, parts, high_s <= slow_links_s(job, found)),
     )
-    return found.changed(interval=interval)
 
 
-def _text(job: Job, parts: Uncertainty, slow: bool) -> str:
+def _text(job: Job, kind: Kind, parts: Uncertainty, slow: bool) -> str:
     """What makes the interval as wide as it is, and what is outside of all that was measured."""
-    kind = kind_of(job)
     among = LEARNT[kind]
     links = f"runs with {kind.network} links"
     reasons = {

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from perfmodel.architectures import registry
+from perfmodel.architectures.base import architecture_of
 from perfmodel.base.errors import InputError, whole_number
-from perfmodel.base.provenance import provenance
 from perfmodel.base.units import show
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.job import Job
@@ -39,29 +38,6 @@ class Totals(msgspec.Struct, frozen=True):
                 whole_number(name, getattr(self, name))
 
 
-def of(job: Job, rate: float, totals: Totals) -> dict[str, Any]:
-    """Fields of a prediction that follow from a job, and the iterations per second of all workers
-    together."""
-    memory = _memory(job)
-    return {
-        "model": job.workload.name,
-        "device": job.workload.device,
-        "quality": job.workload.quality,
-        "architecture": job.architecture,
-        "workers": job.workers,
-        "batch_size": job.workload.batch_size,
-        "global_batch_size": job.workload.batch_size * job.workers,
-        "throughput_samples_per_s": rate * job.workload.batch_size,
-        "iteration_s": job.workers / rate,
-        "model_age": _model_age(job),
-        "memory": memory,
-        "training": _training(job, rate, totals),
-        "notes": _notes(job, memory),
-        "assumptions": job.assumptions,
-        "provenance": provenance(job.seed, _inputs(job)),
-    }
-
-
 def with_layers(job: Job) -> Job:
     """The job with a coarse workload spread over layers, and a note that it was.
 
@@ -81,14 +57,15 @@ def with_layers(job: Job) -> Job:
     return msgspec.structs.replace(job, workload=fine, assumptions=(*job.assumptions, *added))
 
 
-def _model_age(job: Job) -> ModelAge | None:
-    architecture, _ = registry.find(job.architecture)
+def model_age(job: Job) -> ModelAge | None:
+    """Local steps since a worker's last exchange, where models are exchanged."""
+    architecture = architecture_of(job)
     return architecture.model_age(job) if architecture.model_age is not None else None
 
 
-def _memory(job: Job) -> Memory:
+def memory_of(job: Job) -> Memory:
     """Parameters, gradients and activations; optimizer state where the optimizer runs."""
-    architecture, _ = registry.find(job.architecture)
+    architecture = architecture_of(job)
     w = job.workload
     on_server = architecture.server_bytes is not None
     if architecture.worker_bytes is not None:
@@ -102,18 +79,19 @@ def _memory(job: Job) -> Memory:
     return Memory(worker, server, has)
 
 
-def _training(job: Job, rate: float, totals: Totals) -> Training | None:
+def training_of(job: Job, iterations_per_s: float, totals: Totals) -> Training | None:
     """Every sample once per epoch; the last, partial batch of each worker counts as a whole."""
     if totals.dataset_size is None:
         return None
     times = totals.epochs if totals.epochs is not None else 1
     iterations = math.ceil(totals.dataset_size / (job.workers * job.workload.batch_size))
-    epoch_s = iterations * job.workers / rate
+    epoch_s = iterations * job.workers / iterations_per_s
     return Training(totals.dataset_size, times, iterations, epoch_s, times * epoch_s)
 
 
-def _notes(job: Job, memory: Memory) -> tuple[str, ...]:
-    architecture, _ = registry.find(job.architecture)
+def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
+    """What a prediction has to say of a job beyond its figures."""
+    architecture = architecture_of(job)
     notes = architecture.notes(job) if architecture.notes is not None else ()
     if memory.device_bytes is not None and memory.worker_bytes > memory.device_bytes:
         return (
@@ -129,7 +107,7 @@ def finite(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
-def _inputs(job: Job) -> dict[str, Any]:
+def inputs_of(job: Job) -> dict[str, Any]:
     """What the job was made of, for its provenance."""
     w = job.workload
     return {
@@ -142,7 +120,7 @@ def _inputs(job: Job) -> dict[str, Any]:
         },
         "cluster": msgspec.to_builtins(job.cluster),
         "workers": job.workers,
-        "architecture": job.architecture,
+        "architecture": job.architecture.name,
         "options": {k: finite(v) for k, v in msgspec.to_builtins(job.options).items()},
         "jitter": msgspec.to_builtins(job.jitter, enc_hook=float),  # also of a NumPy number
         "stragglers": msgspec.to_builtins(job.stragglers, enc_hook=float),

@@ -128,9 +128,9 @@ def _axis(name: str, values: ArrayLike, *, zero: bool) -> Axis:
 
 
 def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
-    if "servers" in axes and not hasattr(job.options, "servers"):
-        raise InputError(f"servers: {job.architecture} has none")
-    spare = getattr(job.options, "backup_workers", 0)
+    if "servers" in axes and job.options.server_count == 0:
+        raise InputError(f"servers: {job.architecture.name} has none")
+    spare = job.options.spare_workers
     if "workers" in axes and np.any(axes["workers"] <= spare):
         raise InputError(f"workers: expected more than the {spare} backup workers")
     unlike = bool(job.stragglers or job.cluster.overrides)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -160,8 +160,16 @@ class Interval(msgspec.Struct, frozen=True):
     text: str
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A prediction; its field names are the keys of its JSON.
+@runtime_checkable
+class Timeline(Protocol):
+    """What can show a few iterations as events of a Chrome trace."""
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events, times in microseconds."""
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """A prediction; its field names are the keys of its JSON, but for ``timeline``.
 
     Attributes
     ----------
@@ -184,6 +192,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     model_age : local steps since a worker's last exchange, for architectures that exchange models.
     updates_per_s : updates of the model per second.
     quality : *measured* if every compute time was measured as used, else *estimated*.
+    timeline : simulates the job again to show it; None in a coarse prediction, or one that was read
+        from JSON.
     """
 
     schema: str = SCHEMA
@@ -218,19 +228,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     notes: tuple[str, ...]
     assumptions: tuple[Assumption, ...]
     provenance: Provenance
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """What copies and pickles are made of: the fields, and the job to trace."""
-        return (*super().__reduce__()[:2], self.__dict__ or None)
-
-    def __copy__(self) -> Prediction:
-        return self.changed()
-
-    def changed(self, **fields: Any) -> Prediction:
-        """A copy with other values of some fields, which still can give its trace."""
-        copy = msgspec.structs.replace(self, **fields)
-        copy.__dict__.update(self.__dict__)
-        return copy
+    timeline: Timeline | None = None
 
     def __repr__(self) -> str:
         return (
@@ -241,8 +239,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The prediction as JSON-like values."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
+        return {
+            name: msgspec.to_builtins(getattr(self, name))
+            for name in self.__struct_fields__
+            if name != "timeline"
+        }
 
     def to_json(self) -> str:
         """The prediction as JSON text."""
@@ -298,15 +299,18 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         A process per node, a thread per resource; times in microseconds. The job is simulated
         again for it, so it costs nothing unless asked for.
+
+        Raises
+        ------
+        InputError : the prediction is coarse, or was read back from JSON.
         """
-        trace: Callable[[], list[dict[str, Any]]] | None = self.__dict__.get("trace")
         if self.fidelity == "coarse":
             raise InputError("trace: a coarse prediction has no timeline; needs fidelity fine")
-        if trace is None:
+        if self.timeline is None:
             raise InputError(
                 "a prediction read back from JSON has no job to trace: predict it anew"
             )
-        return {"traceEvents": trace(), "displayTimeUnit": "ms"}
+        return {"traceEvents": self.timeline.events(), "displayTimeUnit": "ms"}
 
 
 def percentile(histogram: Mapping[int, int], fraction: float) -> int:

@@ -14,6 +14,7 @@ from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.units import show
 from perfmodel.inputs.job import MOST_WORKERS, Job
+from perfmodel.inputs.options import described
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
 from perfmodel.results.prediction import ErrorBand
@@ -156,10 +157,11 @@ def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, 
 def other_arguments(arguments: Mapping[str, Any], arch: str) -> dict[str, Any]:
     """Arguments of the same job with another architecture: with those options that it has."""
     architecture, preset = registry.find(arch)
+    has = {each.name for each in described(architecture.options)}
     kept = {
         key: value
         for key, value in arguments.get("options", {}).items()
-        if key in architecture.option_help and key not in preset
+        if key in has and key not in preset
     }
     return {**arguments, "arch": arch, "options": kept}
 
@@ -190,7 +192,7 @@ def _most(job: Job, variable: str) -> float:
 
 
 def _least(job: Job, variable: str) -> float:
-    backups = getattr(job.options, "backup_workers", 0) if variable == "workers" else 0
+    backups = job.options.spare_workers if variable == "workers" else 0
     return RANGES[variable][0] + float(backups)
 
 
@@ -291,7 +293,7 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
     # formulas are of closed forms, and of devices that work as fast whatever their number
     beyond = beyond or bool(cluster.collectives) or cluster.by_workers
-    if variable not in SOLVED or beyond or registry.asynchronous(job):
+    if variable not in SOLVED or beyond or job.options.asynchronous:
         return None
     import sympy
 
@@ -341,7 +343,7 @@ def _sample(job: Job, parts: Mapping[str, sympy.Expr]) -> dict[Any, float]:
 
 def _saturations(job: Job) -> tuple[Saturation, ...]:
     """Of resources that an asynchronous job's workers share: the asymptotic bound's knee."""
-    if not _varies(job, "workers") or not registry.asynchronous(job):
+    if not _varies(job, "workers") or not job.options.asynchronous:
         return ()
     alone = msgspec.structs.replace(job, workers=1)
     found = coarse.phases(alone)

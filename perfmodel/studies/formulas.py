@@ -127,7 +127,7 @@ def formula(job: Job) -> Formula:
     total = sympy.Symbol("T")
     whole = sum(parts.values(), sympy.Integer(0))
     return Formula(
-        architecture=job.architecture,
+        architecture=job.architecture.name,
         phases=tuple(
             Term(name, sympy.sstr(value, order="none", full_prec=False), sympy.latex(value))
             for name, value in parts.items()

@@ -38,7 +38,7 @@ latencies = st.sampled_from([0.0, 0.25])
 
 def asynchronous(arch: str, options: dict[str, Any]) -> bool:
     architecture, _ = find(arch)
-    return architecture.asynchronous(read_options(architecture, options))
+    return read_options(architecture, options).asynchronous
 
 
 def variants(which: Callable[[str, dict[str, Any]], bool]) -> Any:

@@ -36,7 +36,7 @@ SMALL = 6
 
 def test_a_draw_has_all_that_users_vary() -> None:
     jobs = [one.job for one in cells(FRESH, 600)]
-    assert {job.architecture for job in jobs} == set(names())
+    assert {job.architecture.name for job in jobs} == set(names())
     assert {job.cluster.devices_per_node for job in jobs} == {1, 2, 4, 8}
     assert {job.cluster.server.placement for job in jobs} == {"dedicated", "colocated"}
     assert min(job.workers for job in jobs) == 1
@@ -175,7 +175,7 @@ def near_enough(jobs: Sequence[Cell]) -> dict[str, list[bool]]:
         if not near:
             fine_s = predict(one.job).iteration_s
             near = abs(answer.iteration_s / fine_s - 1.0) <= TOLERANCE
-        found[one.job.architecture].append(near)
+        found[one.job.architecture.name].append(near)
     return found
 
 
@@ -197,7 +197,7 @@ def test_auto_is_within_its_tolerance_for_nine_in_ten_jobs() -> None:
     found = near_enough([one for one in cells(FRESH, MANY) if by_formula(one)])
     asked = defaultdict(int)
     for one in cells(FRESH, MANY):
-        asked[one.job.architecture] += 1
+        asked[one.job.architecture.name] += 1
     for name in names():
         wrong = sum(not near for near in found[name])
         assert 1.0 - wrong / asked[name] >= 0.9, name

@@ -28,7 +28,7 @@ def test_the_size_of_a_graph_is_known_without_building_it(
 ) -> None:
     one = job(arch, 80, stragglers=stragglers, start="staggered")
     exact = budget.cost_of(build_graph(one), one)
-    built = registry.find(one.architecture)[0].build
+    built = one.architecture.build
     expected = budget._expected(one, built)
     assert expected is not None
     assert expected.graph_ops == pytest.approx(exact.graph_ops, rel=0.02)

@@ -54,7 +54,7 @@ def variants(which: Callable[[str, dict[str, Any]], bool]) -> Any:
 
 
 def asynchronous(arch: str, options: dict[str, Any]) -> bool:
-    return registry.asynchronous(job(WORK, cluster(), 3, arch, options))
+    return job(WORK, cluster(), 3, arch, options).options.asynchronous
 
 
 # -- jobs ------------------------------------------------------------------------------------------

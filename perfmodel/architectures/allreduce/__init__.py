@@ -9,15 +9,14 @@ from perfmodel.architectures.allreduce.phases import exact, leaves_out, operatio
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.measured import measured_in, measured_notes
 from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.messages import COMPRESSION_HELP
-from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS, REDUCTION_HELP
+from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 
 
 def notes(job: Job) -> tuple[str, ...]:
     """Where a job goes beyond the collectives that its cluster has measured."""
-    options: Options = job.options
+    options = Options.of(job)
     operation = operation_of(options)
     if job.workers == 1 or not options.reduction.by_measurements:
         return ()
@@ -32,7 +31,7 @@ def notes(job: Job) -> tuple[str, ...]:
 def _fold(job: Job) -> OpGraph | None:
     """With each send simulated, one worker can stand for all only in a ring of one worker a node:
     those that share a node, and members of a tree, differ in where they send to."""
-    options: Options = job.options
+    options = Options.of(job)
     if options.each_send:
         shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1
         members = Members.of(job.cluster, job.workers)
@@ -46,27 +45,7 @@ ARCHITECTURE = Architecture(
     title="all-reduce (synchronous, no server)",
     options=Options,
     build=build,
-    asynchronous=lambda options: False,
     server_bytes=None,
-    option_help={
-        "algorithm": REDUCTION_HELP["algorithm"],
-        "chunks": REDUCTION_HELP["chunks"],
-        "overlap": "reduce a bucket as soon as all workers have filled it, during backward",
-        "bucketing": "what is reduced together: ddp (buckets of a size), one (everything), layer, "
-        "horovod (what is ready at a tick) or mg_wfbp (merged where that is faster)",
-        "bucket_cap_bytes": "with bucketing=ddp, buckets are of at least this size",
-        "first_bucket_bytes": "with bucketing=ddp, size of the first bucket",
-        "fusion_cycle_s": "with bucketing=horovod, time between ticks",
-        "fusion_threshold_bytes": "with bucketing=horovod, the most that is fused; 0: no fusion",
-        "partition_bytes": "larger buckets are cut into parts of at most this size",
-        "priority": "of the buckets that wait, the one closest to the input goes first",
-        "credit_bytes": "bytes of gradients that may be under way at once; 0: as concurrent says",
-        "cross_barrier": "a layer's next forward waits for its own update only",
-        "concurrent": "collectives at once: 1 for NCCL, 2 for gloo",
-        "each_send": "simulate each send, to see a straggler inside a collective",
-        "reduce_per_byte_s": REDUCTION_HELP["reduce_per_byte_s"],
-        **COMPRESSION_HELP,
-    },
     assumptions=(
         *REDUCTION_ASSUMPTIONS,
         "buckets are reduced in the order in which they fill, unless priorities say otherwise",
@@ -87,6 +66,5 @@ ARCHITECTURE = Architecture(
     aliases={"ring": {"algorithm": "ring"}, "ar_sgd": {"algorithm": "ring"}},
     fold=_fold,
     notes=notes,
-    unused=lambda options: options.unused,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

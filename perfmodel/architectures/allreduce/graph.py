@@ -51,7 +51,7 @@ class End(msgspec.Struct, frozen=True, eq=False):
 def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
     """One optimizer step of each worker, after all messages; before it they are decompressed."""
     optimizer = waiting = add_optimizer(b, job, workers)
-    decode_s = decode_per_byte_s_of(job.options, job.workers) * job.workload.gradient_bytes
+    decode_s = decode_per_byte_s_of(Options.of(job), job.workers) * job.workload.gradient_bytes
     if decode_s > 0.0 and job.workers > 1:
         waiting = workers.compute(b, "decode", decode_s)
         b.edge(workers.backward[:, 0], waiting)
@@ -65,7 +65,7 @@ def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -
     alone."""
     layers, column = np.unique(messages.part_layer, return_inverse=True)
     dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])[layers]
-    decode_per_byte_s = decode_per_byte_s_of(job.options, job.workers)
+    decode_per_byte_s = decode_per_byte_s_of(Options.of(job), job.workers)
     seconds = job.workload.optimizer_s * dense / dense.sum() + decode_per_byte_s * dense
     names = [workers.layer_names[i] for i in layers.tolist()]
     update = workers.compute(b, "update", seconds, names=names)
@@ -76,7 +76,7 @@ def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
     """The op graph; with ``fold`` of the first worker, which stands for all of them."""
-    options: Options = job.options
+    options = Options.of(job)
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
     messages = messages_of(job)
@@ -105,7 +105,7 @@ def _add_collectives(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
 ) -> None:
     """Every message as one transfer over all members' links, both ways at once."""
-    options: Options = job.options
+    options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
     cost = cost_of(job, sent)
     credit = max(int(min(options.credit_bytes, MOST_UNITS)), 1)
@@ -134,7 +134,7 @@ def _add_fused(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
 ) -> None:
     """One op that reduces, at each tick, the tensors that are ready on all workers together."""
-    options: Options = job.options
+    options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
     nothing, whole = np.zeros(1), sent.sum(keepdims=True)
     startup, cost = cost_of(job, nothing), cost_of(job, whole)
@@ -167,7 +167,7 @@ def _add_sends(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
 ) -> None:
     """Every send of every message as an op of its own."""
-    options: Options = job.options
+    options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
     members, after = Members.of(job.cluster, job.workers), end.waiting[:, 0]
     if options.sparse:
@@ -189,7 +189,7 @@ def _add_ring_sends(
     A worker sends a part on once it has got it from the worker before, and added its own to it.
     Where there are several rings each has an equal part of the bytes.
     """
-    options: Options = job.options
+    options = Options.of(job)
     members = job.workers
     network = Network(b, job, fold=fold, core_share=members if fold else 1)
     rings = network.fabric.rings(members)

@@ -36,7 +36,7 @@ class Messages(msgspec.Struct, frozen=True, eq=False):
 
 def messages_of(job: Job) -> Messages:
     """Group a workload's gradient tensors into messages, and cut those that are too large."""
-    options: Options = job.options
+    options = Options.of(job)
     tensors = tensors_of(job.workload)
     groups = _groups(job, tensors.layer.tolist(), tensors.bytes.tolist())
     sizes = np.array([sum(tensors.bytes[i] for i in group) for group in groups])
@@ -54,7 +54,7 @@ def messages_of(job: Job) -> Messages:
 
 def _groups(job: Job, layer: list[int], sizes: list[float]) -> list[list[int]]:
     """Indices of the tensors in each message; ``layer`` and ``sizes`` are those of the tensors."""
-    options: Options = job.options
+    options = Options.of(job)
     of_layer: dict[int, list[int]] = {}
     for tensor, index in enumerate(layer):
         of_layer.setdefault(index, []).append(tensor)
@@ -82,7 +82,7 @@ def _merged(
     """Layers merged for what a collective costs here, and the times of backward as profiled."""
     if job.workers == 1:
         return by_layer
-    options: Options = job.options
+    options = Options.of(job)
     backward = np.array([a.backward_s for a in expanded(job.workload).layers])
     ready_s = np.cumsum(backward[::-1])[::-1]
     dense = np.array([sum(sizes[t] for t in tensors) for tensors in by_layer])
@@ -99,7 +99,7 @@ def _merged(
 
 def cost_of(job: Job, sent: Floats) -> Cost:
     """What it costs to sum gradients of which each worker has ``sent`` bytes, (sizes,)."""
-    options: Options = job.options
+    options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
     if options.sparse:
         return all_gather_cost(members, job.workers * sent)
@@ -109,7 +109,7 @@ def cost_of(job: Job, sent: Floats) -> Cost:
 def reduction_of(job: Job, members: Members) -> Reduction:
     """How the sum is made: one algorithm for all messages where these are not known before, are
     planned, or are simulated send by send."""
-    options: Options = job.options
+    options = Options.of(job)
     largest = largest_bytes(options, job.workload.gradient_bytes)
     if options.each_send and largest is None:
         largest = float(options.sent_bytes(messages_of(job).bytes).max())

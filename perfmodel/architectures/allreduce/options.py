@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from perfmodel.architectures.parts.messages import Compression
-from perfmodel.architectures.parts.reduction import CHUNKS, Algorithm, Reduction
+from perfmodel.architectures.parts.reduction import (
+    CHUNKS,
+    AlgorithmOption,
+    ChunksOption,
+    ReduceOption,
+    Reduction,
+)
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.quantities import Quantity, maximum, minimum
+from perfmodel.inputs.options import Option
 from perfmodel.theory.buckets import (
     DDP_BUCKET_BYTES,
     DDP_FIRST_BUCKET_BYTES,
@@ -18,23 +25,82 @@ from perfmodel.theory.buckets import (
 
 
 class Options(Compression, frozen=True, forbid_unknown_fields=True):
-    """Options of all-reduce training; the registry entry below says what each means."""
+    """Options of all-reduce training."""
 
-    algorithm: Algorithm = "auto"
-    chunks: int = CHUNKS
-    reduce_per_byte_s: float = 0.0
-    overlap: bool = True
-    bucketing: Literal["ddp", "one", "layer", "horovod", "mg_wfbp"] = "ddp"
-    bucket_cap_bytes: float = DDP_BUCKET_BYTES
-    first_bucket_bytes: float = DDP_FIRST_BUCKET_BYTES
-    fusion_cycle_s: float = HOROVOD_CYCLE_S
-    fusion_threshold_bytes: float = HOROVOD_THRESHOLD_BYTES
-    partition_bytes: float = math.inf
-    priority: bool = False
-    credit_bytes: float = 0.0
-    cross_barrier: bool = False
-    concurrent: int = 1
-    each_send: bool = False
+    algorithm: AlgorithmOption = "auto"
+    chunks: ChunksOption = CHUNKS
+    overlap: Annotated[
+        bool,
+        Option(
+            "reduce a bucket as soon as all workers have filled it, during backward",
+            lambda o: o.bucketing == "mg_wfbp",
+        ),
+    ] = True
+    bucketing: Annotated[
+        Literal["ddp", "one", "layer", "horovod", "mg_wfbp"],
+        Option(
+            "what is reduced together: ddp (buckets of a size), one (everything), layer, "
+            "horovod (what is ready at a tick) or mg_wfbp (merged where that is faster)"
+        ),
+    ] = "ddp"
+    bucket_cap_bytes: Annotated[
+        float,
+        Option(
+            "with bucketing=ddp, buckets are of at least this size",
+            lambda o: o.bucketing != "ddp",
+        ),
+    ] = DDP_BUCKET_BYTES
+    first_bucket_bytes: Annotated[
+        float,
+        Option("with bucketing=ddp, size of the first bucket", lambda o: o.bucketing != "ddp"),
+    ] = DDP_FIRST_BUCKET_BYTES
+    fusion_cycle_s: Annotated[
+        float,
+        Option("with bucketing=horovod, time between ticks", lambda o: o.bucketing != "horovod"),
+    ] = HOROVOD_CYCLE_S
+    fusion_threshold_bytes: Annotated[
+        float,
+        Option(
+            "with bucketing=horovod, the most that is fused; 0: no fusion",
+            lambda o: o.bucketing != "horovod",
+        ),
+    ] = HOROVOD_THRESHOLD_BYTES
+    partition_bytes: Annotated[
+        float,
+        Option(
+            "larger buckets are cut into parts of at most this size",
+            lambda o: o.bucketing == "horovod",
+        ),
+    ] = math.inf
+    priority: Annotated[
+        bool,
+        Option(
+            "of the buckets that wait, the one closest to the input goes first",
+            lambda o: o.each_send or o.bucketing == "horovod",
+        ),
+    ] = False
+    credit_bytes: Annotated[
+        float,
+        Option(
+            "bytes of gradients that may be under way at once; 0: as concurrent says",
+            lambda o: o.each_send or o.bucketing == "horovod",
+        ),
+    ] = 0.0
+    cross_barrier: Annotated[
+        bool,
+        Option("a layer's next forward waits for its own update only", lambda o: o.each_send),
+    ] = False
+    concurrent: Annotated[
+        int,
+        Option(
+            "collectives at once: 1 for NCCL, 2 for gloo",
+            lambda o: o.each_send or o.credit_bytes > 0.0 or o.bucketing == "horovod",
+        ),
+    ] = 1
+    each_send: Annotated[
+        bool, Option("simulate each send, to see a straggler inside a collective")
+    ] = False
+    reduce_per_byte_s: ReduceOption = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,22 +165,6 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
     def reduction(self) -> Reduction:
         """How the sum is made."""
         return Reduction(self.algorithm, self.chunks, self.reduce_per_byte_s)
-
-    @property
-    def unused(self) -> set[str]:
-        """Options that have no effect, given the others."""
-        ddp = {"bucket_cap_bytes", "first_bucket_bytes"}
-        horovod = {"fusion_cycle_s", "fusion_threshold_bytes"}
-        ordered = {"partition_bytes", "priority", "credit_bytes"}
-        found = super().unused | self.reduction.unused
-        found |= set() if self.bucketing == "ddp" else ddp
-        found |= ordered | {"concurrent"} if self.bucketing == "horovod" else horovod
-        found |= {"overlap"} if self.bucketing == "mg_wfbp" else set()
-        found |= {"algorithm", "chunks", "reduce_per_byte_s"} if self.sparse else set()
-        found |= {"concurrent"} if self.credit_bytes > 0.0 else set()
-        if self.each_send:
-            found |= {"priority", "credit_bytes", "cross_barrier", "concurrent"}
-        return found
 
 
 def largest_bytes(options: Options, gradient_bytes: Quantity) -> Quantity | None:

@@ -21,7 +21,7 @@ from perfmodel.theory.overlap import fused_wait_free, merged_wait_free, wait_fre
 
 def _rate(job: Job, q: Quantities) -> Rate | Fastest:
     """What it takes to sum gradients, by the bytes of one worker's before compression."""
-    options: Options = job.options
+    options = Options.of(job)
     sent = options.sent_share
     if options.each_send:  # every send takes what it takes, whatever was measured
         q = msgspec.structs.replace(q, collectives=())
@@ -39,12 +39,12 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     """The same where the slowest worker computes ``late`` times as long as the mean one."""
-    options: Options = job.options
+    options = Options.of(job)
     rate, alone = _rate(job, q), q.workers <= 1
     if isinstance(q.layers, Whole):
         shares, numbers = [1.0], [0]
     else:
-        shares, numbers = q.layers.once(("messages", job.options), lambda: _shares(job))
+        shares, numbers = q.layers.once(("messages", Options.of(job)), lambda: _shares(job))
     sizes = [q.gradient_bytes * share for share in shares]
     seconds = [rate.seconds(size) for size in sizes]
     line = rate.chord(q.gradient_bytes)
@@ -94,7 +94,7 @@ def operation_of(options: Options) -> str:
 
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation."""
-    options: Options = job.options
+    options = Options.of(job)
     in_order = not (options.cross_barrier or options.each_send or options.credit_bytes > 0.0)
     one_by_one = options.concurrent == 1 and options.bucketing != "horovod"
     # the simulation merges layers by the times of backward alone, and then cuts what is merged
@@ -114,7 +114,7 @@ def leaves_out(job: Job) -> str | None:
 
 def _shares(job: Job) -> tuple[list[float], list[int]]:
     """Each message's part of all bytes, and the layer that completes it."""
-    messages = messages_of(msgspec.structs.replace(job, options=_unmerged(job.options)))
+    messages = messages_of(msgspec.structs.replace(job, options=_unmerged(Options.of(job))))
     return (messages.bytes / messages.bytes.sum()).tolist(), messages.layer.tolist()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from perfmodel.architectures.parts.workers import Workers
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.graph.builder import GraphBuilder
+from perfmodel.inputs.options import Option, Options
 from perfmodel.inputs.workload import Workload, expanded
 
 ELEMENT_BITS = 32
@@ -71,14 +72,34 @@ def parts_of(sizes: Floats, partition_bytes: float) -> Ids:
     return parts.astype(np.int64)
 
 
-class Compression(msgspec.Struct, frozen=True):
+class Compression(Options, frozen=True):
     """Options of gradient compression, a part of an architecture's options."""
 
-    compression: Literal["none", "top_k", "dgc", "quantised"] = "none"
-    density: float = 0.001
-    quantised_bits: int = 8
-    encode_per_byte_s: float = 0.0
-    decode_per_byte_s: float = 0.0
+    compression: Annotated[
+        Literal["none", "top_k", "dgc", "quantised"],
+        Option("of gradients; none, top_k, dgc (deep gradient compression) or quantised"),
+    ] = "none"
+    density: Annotated[
+        float, Option("part of the elements that top_k and dgc send", lambda o: not o.sparse)
+    ] = 0.001
+    quantised_bits: Annotated[
+        int,
+        Option("bits an element that quantised sends", lambda o: o.compression != "quantised"),
+    ] = 8
+    encode_per_byte_s: Annotated[
+        float,
+        Option(
+            "time of the device to compress one byte's worth of gradients",
+            lambda o: o.compression == "none",
+        ),
+    ] = 0.0
+    decode_per_byte_s: Annotated[
+        float,
+        Option(
+            "time to decompress one byte's worth of gradients where they arrive",
+            lambda o: o.compression == "none",
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         number("density", self.density, above=0.0, at_most=1.0)
@@ -86,14 +107,6 @@ class Compression(msgspec.Struct, frozen=True):
         for name in ("encode_per_byte_s", "decode_per_byte_s"):
             if number(name, getattr(self, name)) > 0.0 and self.compression == "none":
                 raise InputError(f"{name}: there is nothing to encode without compression")
-
-    @property
-    def unused(self) -> set[str]:
-        """Options that have no effect with this compression."""
-        method = self.compression
-        none = {"encode_per_byte_s", "decode_per_byte_s"} if method == "none" else set()
-        dense = set() if self.sparse else {"density"}
-        return none | dense | (set() if method == "quantised" else {"quantised_bits"})
 
     @property
     def sparse(self) -> bool:
@@ -129,22 +142,35 @@ class Compression(msgspec.Struct, frozen=True):
         return encode
 
 
-COMPRESSION_HELP = {
-    "compression": "of gradients; none, top_k, dgc (deep gradient compression) or quantised",
-    "density": "part of the elements that top_k and dgc send",
-    "quantised_bits": "bits an element that quantised sends",
-    "encode_per_byte_s": "time of the device to compress one byte's worth of gradients",
-    "decode_per_byte_s": "time to decompress one byte's worth of gradients where they arrive",
-}
-
-
 class Transmission(Compression, frozen=True):
     """Options of compression, and of who may send when on a connection."""
 
-    transmission: Literal["fifo", "quantum", "shared", "priority"] = "fifo"
-    quantum_bytes: float = 65536.0
-    partition_bytes: float = math.inf
-    credit_bytes: float = 0.0
+    transmission: Annotated[
+        Literal["fifo", "quantum", "shared", "priority"],
+        Option(
+            "order on a connection: fifo, quantum (take turns), shared (all at once) or "
+            "priority (what the next forward needs first)",
+            formulas=False,
+        ),
+    ] = "fifo"
+    quantum_bytes: Annotated[
+        float,
+        Option(
+            "piece that a message sends at its turn, with transmission=quantum",
+            lambda o: o.transmission != "quantum",
+        ),
+    ] = 65536.0
+    partition_bytes: Annotated[
+        float, Option("larger messages are cut into parts of at most this size")
+    ] = math.inf
+    credit_bytes: Annotated[
+        float,
+        Option(
+            "bytes that may be under way at once on a connection; 0: one message",
+            lambda o: o.transmission in ("quantum", "shared"),
+            formulas=False,
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,13 +183,6 @@ class Transmission(Compression, frozen=True):
                 f"credit_bytes: has no meaning with transmission={self.transmission} "
                 "(allowed: fifo, priority)"
             )
-
-    @property
-    def unused(self) -> set[str]:
-        """Options that have no effect, given the others."""
-        one_by_one = self.transmission in ("fifo", "priority")
-        found = set() if self.transmission == "quantum" else {"quantum_bytes"}
-        return super().unused | found | (set() if one_by_one else {"credit_bytes"})
 
     def priority(self, layer: Ids) -> Ids:
         """Who goes first among messages of these layers: those that the next forward needs first,
@@ -191,13 +210,3 @@ class Transmission(Compression, frozen=True):
         """Send ``messages`` in turns where that was asked for."""
         if self.transmission == "quantum":
             b.quantum(messages, self.quantum_bytes)
-
-
-TRANSMISSION_HELP = {
-    "transmission": "order on a connection: fifo, quantum (take turns), shared (all at once) or "
-    "priority (what the next forward needs first)",
-    "quantum_bytes": "piece that a message sends at its turn, with transmission=quantum",
-    "partition_bytes": "larger messages are cut into parts of at most this size",
-    "credit_bytes": "bytes that may be under way at once on a connection; 0: one message",
-    **COMPRESSION_HELP,
-}

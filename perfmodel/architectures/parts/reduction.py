@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
+from perfmodel.inputs.options import Option, Options
 from perfmodel.theory import collective_schedules, collective_times
 from perfmodel.theory.collective_schedules import Schedule
 
@@ -36,36 +37,50 @@ MOST_IN_TREES = 20_000
 """Workers up to which *auto* considers trees: there is one schedule for each number of chunks."""
 
 
-class Reduction(msgspec.Struct, frozen=True):
+AlgorithmOption = Annotated[
+    Algorithm,
+    Option(
+        "how the sum is made: auto (for each message the fastest of ring, double_tree and "
+        "hierarchical, as NCCL chooses; or as measured, if the cluster says), ring, "
+        "halving_doubling (Rabenseifner), tree, double_tree or hierarchical (inside each node, "
+        "then rings among nodes)",
+        lambda o: o.sparse,
+    ),
+]
+ChunksOption = Annotated[
+    int,
+    Option(
+        "pieces of each half of the bytes, with algorithm=double_tree; at most so many with auto",
+        lambda o: o.sparse or o.algorithm not in ("auto", "double_tree"),
+    ),
+]
+ReduceOption = Annotated[
+    float,
+    Option("time to add one byte's worth of gradients", lambda o: o.sparse),
+]
+
+
+class Reduction(Options, frozen=True):
     """Options of how members sum what they have, a part of an architecture's options."""
 
-    algorithm: Algorithm = "auto"
-    chunks: int = CHUNKS
-    reduce_per_byte_s: float = 0.0
+    algorithm: AlgorithmOption = "auto"
+    chunks: ChunksOption = CHUNKS
+    reduce_per_byte_s: ReduceOption = 0.0
 
     def __post_init__(self) -> None:
         whole_number("chunks", self.chunks, at_most=MOST_CHUNKS)
         number("reduce_per_byte_s", self.reduce_per_byte_s)
 
     @property
-    def unused(self) -> set[str]:
-        """Options that have no effect with this algorithm."""
-        return set() if self.algorithm in ("auto", "double_tree") else {"chunks"}
+    def sparse(self) -> bool:
+        """Whether members gather what each has, instead of summing it on the way."""
+        return False
 
     @property
     def by_measurements(self) -> bool:
         """Whether measured collectives take the place of what these options say."""
         return self.algorithm in ("auto", "ring")
 
-
-REDUCTION_HELP = {
-    "algorithm": "how the sum is made: auto (for each message the fastest of ring, double_tree and "
-    "hierarchical, as NCCL chooses; or as measured, if the cluster says), ring, halving_doubling "
-    "(Rabenseifner), tree, double_tree or hierarchical (inside each node, then rings among nodes)",
-    "chunks": "pieces of each half of the bytes, with algorithm=double_tree; at most so many with "
-    "auto",
-    "reduce_per_byte_s": "time to add one byte's worth of gradients",
-}
 
 MEASURED_ASSUMPTION = (
     "where the cluster file has measured collectives, these take as long as measured, in the place "

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+import math
 
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
-from perfmodel.architectures.parts.messages import TRANSMISSION_HELP
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.phases import exact, leaves_out, phases
@@ -18,14 +16,18 @@ from perfmodel.inputs.job import Job
 
 def server_bytes(job: Job) -> float:
     """Memory of the fullest server: parameters, optimizer state, a receive buffer per worker."""
-    slices = slices_of(job.workload, job.options)
+    slices = slices_of(job.workload, Options.of(job))
     state = job.workload.optimizer_state_bytes / job.workload.gradient_bytes
     return float(np.bincount(slices.server, slices.bytes).max() * (1 + state + job.workers))
 
 
-def _unused(options: Any) -> Collection[str]:
-    names: set[str] = options.unused
-    return names
+def group(job: Job) -> str:
+    """How the servers synchronise: formulas are as far off for such jobs."""
+    options = Options.of(job)
+    sync: str = options.sync
+    if sync == "ssp":  # which is the same as one of the others at either end
+        sync = {0.0: "bsp", math.inf: "asp"}.get(options.staleness_bound, sync)
+    return f"ps {sync}{' with backup workers' if options.backup_workers else ''}"
 
 
 ARCHITECTURE = Architecture(
@@ -33,24 +35,7 @@ ARCHITECTURE = Architecture(
     title="parameter server",
     options=Options,
     build=build,
-    asynchronous=lambda options: bool(options.sync != "bsp"),
     server_bytes=server_bytes,
-    option_help={
-        "sync": "bsp: an update waits for every worker; asp: every push is applied at once; ssp: "
-        "asp, but no worker runs further ahead than staleness_bound",
-        "staleness_bound": "iterations that a worker may be ahead of the slowest (ssp), or inf",
-        "servers": "number of servers the parameters are spread over",
-        "overlap": "push a layer as soon as its gradient is ready, start it as soon as it is back",
-        "duplex": "answer each pushed slice at once (MXNet) instead of one pull phase per step",
-        "pull": "reply: a push is answered with the new parameters; request: with an "
-        "acknowledgement, after which the worker asks for them, behind its pushes (MXNet)",
-        "sharding": "where whole tensors go: bytes (the emptiest server) or hash (of their number)",
-        "split_above_bytes": "larger tensors are cut evenly over all servers; inf: none is cut",
-        "local_aggregation": "sum gradients inside each node first; the node pushes once (bsp)",
-        "backup_workers": "updates do not wait for so many of the slowest workers (bsp)",
-        "softsync": "gradients from any workers that make one update (asp)",
-        **TRANSMISSION_HELP,
-    },
     assumptions=(
         "one connection per worker and server and direction, one message at a time, in order; the "
         "tensors that a layer keeps on one server travel together",
@@ -71,6 +56,6 @@ ARCHITECTURE = Architecture(
     "slices: Jayarajan et al., MLSys 2019, arXiv 1905.03960; credit: Peng et al., SOSP 2019, "
     "doi 10.1145/3341301.3359642",
     aliases={sync: {"sync": sync} for sync in ("bsp", "asp", "ssp")},
-    unused=_unused,
+    group=group,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

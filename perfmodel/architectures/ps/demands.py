@@ -54,7 +54,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, job: Job, q: Quantities) -> Demands:
         """Of a worker like ``q``."""
-        options: Options = job.options
+        options = Options.of(job)
         tensor_s = q.update_per_tensor_s / q.update_threads
         byte_s = (q.update_per_byte_s + options.decode_per_byte_s) / q.update_threads
         fullest, in_step = 1.0 / q.servers, 0.0

@@ -51,7 +51,7 @@ class _Builder:
     """The parts of a parameter server's graph, which share shapes: (pushers, slices)."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.options = job, job.options
+        self.job, self.options = job, Options.of(job)
         b = self.b = GraphBuilder()
         self.home = homes_of(job, self.options.servers)
         names = node_names(job, self.home)

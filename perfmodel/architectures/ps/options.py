@@ -3,29 +3,83 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from perfmodel.architectures.parts.messages import Transmission
 from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.inputs.options import Option
 
 MOST_SERVERS = 10_000
 """Servers of one job; more is taken for a slip of the keyboard."""
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
-    """Options of the parameter server; the registry entry below says what each means."""
+    """Options of the parameter server."""
 
-    sync: Literal["bsp", "asp", "ssp"] = "bsp"
-    staleness_bound: float = 3.0
-    servers: int = 1
-    overlap: bool = True
-    duplex: bool = False
-    pull: Literal["reply", "request"] = "reply"
-    sharding: Literal["bytes", "hash"] = "bytes"
-    split_above_bytes: float = 4e6
-    local_aggregation: bool = False
-    backup_workers: int = 0
-    softsync: int = 1
+    sync: Annotated[
+        Literal["bsp", "asp", "ssp"],
+        Option(
+            "bsp: an update waits for every worker; asp: every push is applied at once; ssp: asp, "
+            "but no worker runs further ahead than staleness_bound"
+        ),
+    ] = "bsp"
+    staleness_bound: Annotated[
+        float,
+        Option(
+            "iterations that a worker may be ahead of the slowest (ssp), or inf",
+            lambda o: o.sync != "ssp",
+        ),
+    ] = 3.0
+    servers: Annotated[int, Option("number of servers the parameters are spread over")] = 1
+    overlap: Annotated[
+        bool,
+        Option("push a layer as soon as its gradient is ready, start it as soon as it is back"),
+    ] = True
+    duplex: Annotated[
+        bool,
+        Option("answer each pushed slice at once (MXNet) instead of one pull phase per step"),
+    ] = False
+    pull: Annotated[
+        Literal["reply", "request"],
+        Option(
+            "reply: a push is answered with the new parameters; request: with an "
+            "acknowledgement, after which the worker asks for them, behind its pushes (MXNet)",
+            lambda o: not o.duplex,
+            formulas=False,
+        ),
+    ] = "reply"
+    sharding: Annotated[
+        Literal["bytes", "hash"],
+        Option(
+            "where whole tensors go: bytes (the emptiest server) or hash (of their number)",
+            lambda o: o.servers == 1,
+        ),
+    ] = "bytes"
+    split_above_bytes: Annotated[
+        float,
+        Option(
+            "larger tensors are cut evenly over all servers; inf: none is cut",
+            lambda o: o.servers == 1,
+        ),
+    ] = 4e6
+    local_aggregation: Annotated[
+        bool,
+        Option(
+            "sum gradients inside each node first; the node pushes once (bsp)",
+            lambda o: o.sync != "bsp",
+        ),
+    ] = False
+    backup_workers: Annotated[
+        int,
+        Option(
+            "updates do not wait for so many of the slowest workers (bsp)",
+            lambda o: o.sync != "bsp",
+        ),
+    ] = 0
+    softsync: Annotated[
+        int,
+        Option("gradients from any workers that make one update (asp)", lambda o: o.sync != "asp"),
+    ] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,18 +108,21 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
             raise InputError("local_aggregation: cannot be combined with compression")
 
     @property
-    def unused(self) -> set[str]:
-        """Options that have no effect, given the others."""
-        return super().unused | {
-            name
-            for name, without_effect in (
-                ("staleness_bound", self.sync != "ssp"),
-                ("sharding", self.servers == 1),
-                ("split_above_bytes", self.servers == 1),
-                ("pull", not self.duplex),
-                ("local_aggregation", self.sync != "bsp"),
-                ("backup_workers", self.sync != "bsp"),
-                ("softsync", self.sync != "asp"),
-            )
-            if without_effect
-        }
+    def asynchronous(self) -> bool:
+        """Whether workers drift apart."""
+        return self.sync != "bsp"
+
+    @property
+    def server_count(self) -> int:
+        """Number of servers."""
+        return self.servers
+
+    @property
+    def spare_workers(self) -> int:
+        """Workers that an update does not wait for."""
+        return self.backup_workers
+
+    @property
+    def bounded_lead(self) -> float | None:
+        """Iterations that a worker may be ahead of the slowest, where that is bounded (SSP)."""
+        return self.staleness_bound if self.sync == "ssp" else None

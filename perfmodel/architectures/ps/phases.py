@@ -47,14 +47,14 @@ NO_TIME = 1e-150
 
 def phases(job: Job, q: Quantities) -> Phases:
     """Pull, compute, push and update of a worker's iteration."""
-    options: Options = job.options
+    options = Options.of(job)
     if isinstance(q.layers, Whole):
         q = msgspec.structs.replace(
             q, layers=msgspec.structs.replace(q.layers, part=Demands.of(job, q).fullest)
         )
     elif options.servers > 1 or options.partition_bytes < math.inf:
         whole = q.layers
-        placed = whole.once(("placed", job.options), lambda: _placed(job, whole))
+        placed = whole.once(("placed", Options.of(job)), lambda: _placed(job, whole))
         q = msgspec.structs.replace(q, layers=placed)
     if options.sync == "bsp":
         return _together(job, q)
@@ -65,7 +65,7 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 def _placed(job: Job, layers: Layers) -> Layers:
     """Layers with their slices on the servers."""
-    slices = slices_of(job.workload, job.options)
+    slices = slices_of(job.workload, Options.of(job))
     parts: dict[int, list[Part]] = {}
     columns = (slices.layer, slices.server, slices.bytes, slices.tensors)
     for layer, server, size, tensors in zip(*(c.tolist() for c in columns), strict=True):
@@ -75,7 +75,7 @@ def _placed(job: Job, layers: Layers) -> Layers:
 
 def _together(job: Job, q: Quantities) -> Phases:
     """BSP: all workers do the same at once, at the pace of the slowest."""
-    options: Options = job.options
+    options = Options.of(job)
     pushers = q.nodes if options.local_aggregation else q.workers
     demands = Demands.of(job, q)
     # where links differ, the slowest of what workers have of them
@@ -99,7 +99,7 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
     all who were not faster than a group of them. A line that is always busy with what there is has
     no other end (Pinedo, "Scheduling", 5th ed., section 4.1).
     """
-    options: Options = job.options
+    options = Options.of(job)
     all_at_once = Flows(pushers, pushers, pushers, 1.0, 1.0, in_step=True)
     alone = is_symbol(q.workers) or q.alike or not (options.overlap or options.duplex)
     if alone or options.local_aggregation or options.backup_workers:
@@ -135,7 +135,7 @@ def _each_step(job: Job, q: Quantities) -> Phases:
 
 def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> Phases:
     """An iteration of a worker that computes ``late`` times as long as usual."""
-    options: Options = job.options
+    options = Options.of(job)
     m = q.gradient_bytes
     pulling_s, pushing_s = flows.pulling * d.shared_s, flows.pushing * d.shared_s
     own_pulling_s, own_pushing_s = d.own_s * flows.own_pulling, d.own_s * flows.own_pushing
@@ -226,7 +226,7 @@ def _apart(job: Job, q: Quantities) -> Phases:
     SSP: nobody is more than ``staleness_bound`` iterations ahead of the slowest, so that all go as
     fast as it does in the long run.
     """
-    options: Options = job.options
+    options = Options.of(job)
     kinds = q.by_class()
     each = [Demands.of(job, kind) for kind in kinds]
     link_s = each[0].shared_s * each[0].fullest * q.gradient_bytes
@@ -327,7 +327,7 @@ def _burst(
 
     All are then let go at the same time, when the slowest is done, as with BSP.
     """
-    bound, n = job.options.staleness_bound, q.workers
+    bound, n = Options.of(job).staleness_bound, q.workers
     d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
     step = _in_step(job, q, d, q.slowest_followed(int(bound)), n)
     laps_s = []
@@ -400,7 +400,7 @@ def _bounded(lap: Phases, slowest_s: Quantity) -> Phases:
 
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation."""
-    options: Options = job.options
+    options = Options.of(job)
     # layers before the first with parameters begin while others are still being updated
     first = options.duplex or not options.overlap or expanded(job.workload).layers[0].tensor_bytes
     one_by_one = options.servers == 1 and job.cluster.update_threads == 1
@@ -415,7 +415,7 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """What a job has that the coarse model does not."""
-    options: Options = job.options
+    options = Options.of(job)
     return left_out(
         job,
         {

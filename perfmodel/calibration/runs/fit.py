@@ -213,8 +213,8 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _beyond(self, job: Job) -> str:
         """In what a job is outside the runs; empty if it is not."""
         beyond = []
-        if job.architecture not in self.architectures:
-            beyond.append(f"{job.architecture}, runs were {', '.join(self.architectures)}")
+        if job.architecture.name not in self.architectures:
+            beyond.append(f"{job.architecture.name}, runs were {', '.join(self.architectures)}")
         for name, value in _features(job).items():
             low, high = self.ranges.get(name, (value, value))
             if not low <= value <= high:
@@ -278,7 +278,7 @@ def fit_runs(
         runs=tuple(
             FittedRun(
                 r.place,
-                r.job.architecture,
+                r.job.architecture.name,
                 r.job.workers,
                 float(errors[i]),
                 None if held is None else float(held[i]),
@@ -286,7 +286,7 @@ def fit_runs(
             for i, r in enumerate(runs)
         ),
         ranges=_ranges(runs),
-        architectures=tuple(dict.fromkeys(r.job.architecture for r in runs)),
+        architectures=tuple(dict.fromkeys(r.job.architecture.name for r in runs)),
         notes=(*_flags(found, overlap), *_notes(runs, errors, spread)),
     )
     answer.__dict__["draws"] = {name: draws[name] for name in problem.names}
@@ -322,7 +322,7 @@ def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
     """Overlaps to try, as it was first."""
     if not choosing:
         return [None]
-    was = next(bool(r.job.options.overlap) for r in runs if free_overlap(r.job))
+    was = next(bool(getattr(r.job.options, OVERLAP)) for r in runs if free_overlap(r.job))
     try:
         for r in runs:
             with_overlap(r.job, not was)
@@ -393,7 +393,7 @@ def _features(job: Job) -> dict[str, float]:
         "gradient_bytes": job.workload.gradient_bytes,
         "bandwidth_bytes_per_s": job.cluster.nic.bandwidth_bytes_per_s,
     }
-    return found | ({"servers": job.options.servers} if hasattr(job.options, "servers") else {})
+    return found | ({"servers": job.options.server_count} if job.options.server_count else {})
 
 
 def _ranges(runs: Sequence[PastRun]) -> dict[str, tuple[float, float]]:

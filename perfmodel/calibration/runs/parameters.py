@@ -259,7 +259,7 @@ def groups_of(jobs: Sequence[Job]) -> list[Group]:
     """Jobs in groups."""
     alike: list[tuple[Job, list[int]]] = []
     for i, job in enumerate(jobs):
-        least = 1 + getattr(job.options, "backup_workers", 0)
+        least = 1 + job.options.spare_workers
         like = {"workers": least, "assumptions": ()}
         key = job if _unlike(job) else msgspec.structs.replace(job, **like)
         found = next((members for one, members in alike if one == key), None)

@@ -177,7 +177,8 @@ def explain(against: str | None, as_json: bool, **given: Any) -> None:
     others: tuple[crossovers.Crossover, ...] = ()
     if against is not None:
         other = api.make_job(**crossovers.other_arguments(arguments, against))
-        others = crossovers.against(job, other, arguments.get("arch", job.architecture), against)
+        name = arguments.get("arch", job.architecture.name)
+        others = crossovers.against(job, other, name, against)
     if as_json:
         import json
 

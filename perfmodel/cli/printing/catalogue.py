@@ -12,6 +12,7 @@ from perfmodel.base.errors import unknown_name
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.options import described
 from perfmodel.inputs.profile import Profile
 
 
@@ -72,9 +73,8 @@ def _show_architecture(name: str) -> None:
         out.print(f"short for {architecture.name} with {meaning}")
     out.print("\n[dim]options (--option NAME=VALUE)[/]")
     table = new_table("option", "default", "")
-    defaults = architecture.options()
-    for field, meaning in architecture.option_help.items():
-        table.add_row(field, str(getattr(defaults, field)), escape(meaning))
+    for each in described(architecture.options):
+        table.add_row(each.name, str(each.default), escape(each.about.help))
     out.print(table)
     out.print("\n[dim]assumptions[/]")
     for assumption in architecture.assumptions:

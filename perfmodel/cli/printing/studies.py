@@ -48,7 +48,7 @@ def explanation(found: Explanation, job: Job, others: Sequence[Crossover]) -> No
     out = new_console()
     out.print(
         f"[bold]{escape(job.workload.name)}[/] on {job.workers} x {escape(job.workload.device)}, "
-        f"{job.architecture}, by its formulas: {escape(found.error_band.text)}"
+        f"{job.architecture.name}, by its formulas: {escape(found.error_band.text)}"
     )
     table = new_table("phase", "time", "part")
     for name, seconds in found.phases_s.items():

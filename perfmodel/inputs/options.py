@@ -1,0 +1,137 @@
+"""Options of an architecture: each is described once, beside its field."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol, Self
+
+import msgspec
+
+from perfmodel.base.units import dimension_of
+
+
+class Option(msgspec.Struct, frozen=True):
+    """What a field of :class:`Options` says of itself: ``Annotated[int, Option("...")] = 1``.
+
+    Attributes
+    ----------
+    help : what it means, in one sentence.
+    no_effect : whether it has none, given all options; None if it always has.
+    formulas : whether the coarse model knows values other than the default.
+    """
+
+    help: str
+    no_effect: Callable[[Any], bool] | None = None
+    formulas: bool = True
+
+
+class Described(msgspec.Struct, frozen=True):
+    """An option of an architecture: name, type, default, SI unit ("" if none), and the rest."""
+
+    name: str
+    type: Any
+    default: Any
+    unit: str
+    about: Option
+
+
+class Optioned(Protocol):
+    """A job, as far as its options go."""
+
+    @property
+    def options(self) -> Options:
+        """Those of its architecture."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """Base of the options of all architectures, with what others may ask of any of them.
+
+    Fields have a default, and an :class:`Option` in their annotation.
+    """
+
+    @classmethod
+    def of(cls, job: Optioned) -> Self:
+        """The options of a job, known to be of this type.
+
+        Raises
+        ------
+        TypeError : they are those of another architecture.
+        """
+        if not isinstance(job.options, cls):
+            raise TypeError(f"expected {cls.__module__} options, got {type(job.options)}")
+        return job.options
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers drift apart."""
+        return False
+
+    @property
+    def server_count(self) -> int:
+        """Number of servers; 0 where the architecture has none."""
+        return 0
+
+    @property
+    def spare_workers(self) -> int:
+        """Workers that an update does not wait for."""
+        return 0
+
+    @property
+    def exchanged_share(self) -> float:
+        """How much of a model a worker gives to the network in a step, on average."""
+        return 1.0
+
+    @property
+    def bounded_lead(self) -> float | None:
+        """Iterations that a worker may be ahead of the slowest, where that is bounded (SSP)."""
+        return None
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Names of the options that have no effect, given the others."""
+        return frozenset(
+            each.name
+            for each in described(type(self))
+            if each.about.no_effect is not None and each.about.no_effect(self)
+        )
+
+    @property
+    def beyond_formulas(self) -> str | None:
+        """The first option with a value that the coarse model does not know, as ``name=value``."""
+        for each in described(type(self)):
+            if not each.about.formulas:
+                value = getattr(self, each.name)
+                if value != each.default:
+                    return f"{each.name}={value}"
+        return None
+
+
+@functools.cache
+def described(kind: type[Options]) -> tuple[Described, ...]:
+    """The options of an architecture, its own before those that it shares with others.
+
+    Raises
+    ------
+    TypeError : a field has no default or no :class:`Option`.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    found = {}
+    for base in kind.__mro__:
+        for name in inspect.get_annotations(base):
+            if name in fields and name not in found:
+                found[name] = _described(kind, fields[name], hints[name])
+    return tuple(found.values())
+
+
+def _described(kind: type[Options], field: msgspec.structs.FieldInfo, hint: Any) -> Described:
+    about = None
+    if typing.get_origin(hint) is Annotated:
+        hint, *more = typing.get_args(hint)
+        about = next((one for one in more if isinstance(one, Option)), None)
+    if about is None or field.required:
+        raise TypeError(f"{kind.__module__}.{field.name}: needs a default and an Option")
+    return Described(field.name, hint, field.default, dimension_of(field.name) or "", about)

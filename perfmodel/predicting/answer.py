@@ -1,0 +1,53 @@
+"""A prediction is made here: of a job, what a route found out, and how much is to be trained."""
+
+from __future__ import annotations
+
+from perfmodel.base.provenance import provenance
+from perfmodel.inputs.job import Job
+from perfmodel.predicting import fine, intervals, job_facts
+from perfmodel.results.outcome import Outcome
+from perfmodel.results.prediction import Prediction
+
+
+def prediction_of(
+    job: Job, outcome: Outcome, totals: job_facts.Totals, max_ops: float
+) -> Prediction:
+    """The prediction: what was found out, what is known of the job, and the interval.
+
+    The timeline of a simulated job may take ``max_ops`` operations.
+    """
+    memory = job_facts.memory_of(job)
+    return Prediction(
+        model=job.workload.name,
+        device=job.workload.device,
+        quality=job.workload.quality,
+        architecture=job.architecture.name,
+        workers=job.workers,
+        batch_size=job.workload.batch_size,
+        global_batch_size=job.workload.batch_size * job.workers,
+        fidelity=outcome.fidelity,
+        error_band=outcome.error_band,
+        throughput_samples_per_s=outcome.iterations_per_s * job.workload.batch_size,
+        interval=intervals.interval_of(job, outcome),
+        throughput_ci_fraction=outcome.throughput_ci_fraction,
+        iterations=outcome.iterations,
+        transient_iterations=outcome.transient_iterations,
+        iteration_s=outcome.iteration_s,
+        compute_s=outcome.compute_s,
+        exposed_communication_s=outcome.exposed_communication_s,
+        idle_fraction=outcome.idle_fraction,
+        staleness=outcome.staleness,
+        model_age=job_facts.model_age(job),
+        clock_gap=outcome.clock_gap,
+        phases_s=outcome.phases_s,
+        operation_s=outcome.operation_s,
+        updates_per_s=outcome.updates_per_s,
+        utilisation=outcome.utilisation,
+        memory=memory,
+        bottleneck=outcome.bottleneck,
+        training=job_facts.training_of(job, outcome.iterations_per_s, totals),
+        notes=(*job_facts.notes_of(job, memory), *outcome.notes),
+        assumptions=job.assumptions,
+        provenance=provenance(job.seed, job_facts.inputs_of(job)),
+        timeline=fine.Timeline(job, max_ops) if outcome.fidelity == "fine" else None,
+    )
