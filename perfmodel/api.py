@@ -268,7 +268,7 @@ def _cluster(
     if isinstance(cluster, Cluster):
         base, notes = cluster, []
     else:
-        base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
+        base = catalogue.cluster_or_file(catalogue.DEFAULT_CLUSTER if cluster is None else cluster)
         notes = _of_file(base, bandwidth_bytes_per_s, latency_s, servers)
     if bandwidth_bytes_per_s is None and latency_s is None:
         return base, notes

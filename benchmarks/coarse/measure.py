@@ -22,11 +22,6 @@ from perfmodel.predicting.bands import Class
 
 Progress = Callable[[int, int], None]
 
-SIMULATOR = ("ahead", "engine", "eventloop", "layout", "leads", "measures", "noise", "run")
-SIMULATOR += ("sharing", "snapshot", "steady", "warmup")
-"""Modules that decide what a simulation of a graph says."""
-
-
 class Simulated(msgspec.Struct, frozen=True):
     """The iteration time that simulating a job found.
 
@@ -51,8 +46,9 @@ def digest(one: Cell) -> str:
 
 @functools.cache
 def _simulator() -> bytes:
-    folder = Path(perfmodel.__file__).parent
-    return b"".join((folder / f"{name}.py").read_bytes() for name in SIMULATOR)
+    """The room that decides what a simulation of a graph says."""
+    folder = Path(perfmodel.__file__).parent / "engine"
+    return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
 
 def simulated(where: tuple[int, int]) -> Simulated:

@@ -160,8 +160,8 @@ def _too_large(job: Job, cost: Cost, max_ops: float, *, known: bool = True) -> T
     more, enough = ("", f"{1.1 * cost.ops:.2g}") if known else ("more than ", "of more")
     return TooLargeError(
         f"simulating {job.architecture.name} with {job.workers} workers takes {more}{cost.text}, "
-        f"and --max-ops is {_millions(max_ops)}; --fidelity coarse answers at once, --max-ops {enough} "
-        "simulates it all the same"
+        f"and --max-ops is {_millions(max_ops)}; --fidelity coarse answers at once, "
+        f"--max-ops {enough} simulates it all the same"
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -152,7 +151,7 @@ def test_one_worker_may_stand_for_all(
     folded = predict(one)
     monkeypatch.setattr(fine, "alike", lambda job: False)
     whole = predict(one)
-    assert same(msgspec.to_builtins(folded), msgspec.to_builtins(whole)) == []
+    assert same(folded.to_dict(), whole.to_dict()) == []
 
 
 def same(a: Any, b: Any, place: str = "") -> list[str]:

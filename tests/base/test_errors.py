@@ -14,6 +14,7 @@ import pytest
 from perfmodel.architectures import registry
 from perfmodel.cli import main
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.options import described
 
 INPUTS = Path(__file__).parents[1] / "inputs"
 PREFIX = "perfmodel: error: "
@@ -34,15 +35,13 @@ IS_A_DIRECTORY = os.strerror(errno.EISDIR)
 
 
 def options_of(name: str) -> str:
-    return ", ".join(registry.find(name)[0].options.__struct_fields__)
+    return ", ".join(each.name for each in described(registry.find(name)[0].options))
 
 
 def choices_of(name: str, option: str) -> str:
     """The words an option allows, as its type says them."""
-    field = next(
-        f for f in msgspec.structs.fields(registry.find(name)[0].options) if f.name == option
-    )
-    kind = msgspec.inspect.type_info(field.type)
+    known = {each.name: each for each in described(registry.find(name)[0].options)}
+    kind = msgspec.inspect.type_info(known[option].type)
     assert isinstance(kind, msgspec.inspect.LiteralType)
     return ", ".join(map(str, kind.values))
 

@@ -259,8 +259,8 @@ def numbers(one: Job, q: Any, seen: dict[str, float]) -> Phases:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("_ps_phases", "easgd", "ad_psgd"):
-            patch.setattr(f"perfmodel.architectures.registry.{module}.contended", spy)
+        for module in ("ps.formulas", "easgd", "ad_psgd"):
+            patch.setattr(f"perfmodel.architectures.{module}.contended", spy)
         return coarse.phases(one, among=q)
 
 

@@ -16,7 +16,7 @@ import sympy
 
 from perfmodel import InputError, Job, Workload, WorkloadLayer
 from perfmodel.architectures import ad_psgd, easgd
-from perfmodel.architectures.ps import phases
+from perfmodel.architectures.ps import formulas as ps_formulas
 from perfmodel.architectures.registry import names
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse
@@ -77,7 +77,7 @@ class Found:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.others: dict[str, float] = {}
-        for module in (phases, easgd, ad_psgd):
+        for module in (ps_formulas, easgd, ad_psgd):
             monkeypatch.setattr(module, "contended", self._watched(module.contended))
 
     def _watched(self, contended: Any) -> Any:

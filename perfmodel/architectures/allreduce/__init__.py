@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from perfmodel.architectures.allreduce.formulas import exact, leaves_out, operation_of, phases
 from perfmodel.architectures.allreduce.graph import build
 from perfmodel.architectures.allreduce.messages import messages_of, reduction_of
 from perfmodel.architectures.allreduce.options import Options
-from perfmodel.architectures.allreduce.phases import exact, leaves_out, operation_of, phases
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.measured import measured_in, measured_notes
 from perfmodel.architectures.parts.members import Members

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.ps.formulas import exact, leaves_out, phases
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
-from perfmodel.architectures.ps.phases import exact, leaves_out, phases
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.inputs.job import Job
 
