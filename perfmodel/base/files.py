@@ -230,7 +230,9 @@ def _with_units(value: Any, place: str) -> Any:
         return value
     if isinstance(value, str):
         dimension = dimension_of(place.rpartition(".")[2].partition("[")[0])
-        return parse(value, dimension, place) if dimension else plain(value)
+        if dimension:
+            return parse(value, dimension, place)
+        return value if value.isprintable() else plain(value)
     if not isinstance(value, dict):
         return value
     out = {}

@@ -6,6 +6,7 @@ make sums overflow or clocks stand still.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -55,6 +56,7 @@ def limits_of(name: str) -> Limits:
     return PLAIN
 
 
+@functools.cache
 def dimension_of(field: str) -> str | None:
     """The dimension that a name's suffix promises, or None.
 

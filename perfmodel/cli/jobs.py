@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
+import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli.options import (
@@ -25,8 +27,120 @@ from perfmodel.cli.options import (
 )
 
 
+class JobFlags(msgspec.Struct, frozen=True):
+    """What the flags say of a job; None, or nothing, where a flag was not given.
+
+    With lists a value may be a list of values.
+    """
+
+    job: Any
+    model: Any
+    workload: Any
+    device: Any
+    precision: Any
+    batch_size: Any
+    global_batch_size: Any
+    cluster: Any
+    bandwidth: Any
+    latency: Any
+    workers: Any
+    arch: Any
+    servers: Any
+    sync: Any
+    staleness_bound: Any
+    overlap: bool | None
+    options: tuple[str, ...]
+    jitter: Any
+    stragglers: Any
+    start: str | None
+    seed: Any
+
+    def arguments(self, path: str | None, *, lists: bool = False) -> dict[str, Any]:
+        """Arguments of make_job, or of a sweep: those of the job file, then the flags.
+
+        Either may have ``global_batch_size`` in the place of ``batch_size``.
+
+        Raises
+        ------
+        InputError : a file that cannot be read; flags that contradict each other.
+        """
+        from perfmodel.inputs.job import read_job
+
+        if self.batch_size is not None and self.global_batch_size is not None:
+            raise InputError("--batch-size and --global-batch-size: give one of them")
+        arguments = read_job(path) if path is not None else {}
+        for name, other in REPLACED.items():
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                arguments.pop(other, None)
+        flags = {ARGUMENTS.get(name, name): getattr(self, name) for name in OF_THE_JOB}
+        arguments |= {name: value for name, value in flags.items() if value not in (None, ())}
+        return {**arguments, "options": {**arguments.get("options", {}), **self._options(lists)}}
+
+    def _options(self, lists: bool) -> dict[str, Any]:
+        """The architecture's options, from --option and from the flags that stand for one."""
+        found = option_values(self.options, lists=lists)
+        for name in OPTION_FLAGS:
+            value = getattr(self, name)
+            if value is not None:
+                if name in found:
+                    dashed = name.replace("_", "-")
+                    raise InputError(f"--{dashed} and --option {name}: give one of them")
+                found[name] = value
+        return found
+
+
+OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
+"""Flags that stand for an option of the architecture."""
+
+OF_THE_JOB = tuple(
+    name for name in JobFlags.__struct_fields__ if name not in ("job", "options", *OPTION_FLAGS)
+)
+"""Flags that stand for an argument of make_job."""
+
+ARGUMENTS = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
+"""Arguments that are called differently from their flags."""
+
+REPLACED = {"model": "workload", "workload": "model", "global_batch_size": "batch_size"}
+"""What of a job file a flag takes the place of, besides its own."""
+
+
+class ModelFlags(msgspec.Struct, frozen=True):
+    """What the flags say of how a job is predicted; None where a flag was not given."""
+
+    fidelity: str
+    tolerance: float | None
+    rel_ci: float | None
+    max_ops: float | None
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of predict.
+
+        Raises
+        ------
+        InputError : a tolerance for a fidelity that has none.
+        """
+        if self.tolerance is not None and self.fidelity != "auto":
+            raise InputError("--tolerance: needs --fidelity auto")
+        given = msgspec.structs.asdict(self)
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def gathered(name: str, kind: type[Any]) -> Callable[[Command], Command]:
+    """Give a command some of its values as one argument ``name``, a struct of that ``kind``."""
+
+    def around(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(**given: Any) -> Any:
+            values = {field: given.pop(field) for field in kind.__struct_fields__}
+            return command(**given, **{name: kind(**values)})
+
+        return run
+
+    return around
+
+
 def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command], Command]:
-    """The options that describe a job.
+    """The options that describe a job, which the command gets as ``flags``.
 
     With ``lists`` those that name a value take several; with ``jobs`` there may be several --job.
     """
@@ -100,11 +214,11 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command
         whole("--seed", "Of everything random.  [default: 0]"),
     )
 
-    return all_of(described)
+    return all_of((*described, gathered("flags", JobFlags)))
 
 
 def model_options(default: str, *more: str) -> Callable[[Command], Command]:
-    """The options that say how a job is predicted."""
+    """The options that say how a job is predicted, which the command gets as ``how``."""
     kinds = ["fine", "coarse", *more, "auto"]
     described = (
         click.option(
@@ -135,57 +249,22 @@ def model_options(default: str, *more: str) -> Callable[[Command], Command]:
         ),
     )
 
-    return all_of(described)
+    return all_of((*described, gathered("how", ModelFlags)))
 
 
-def job_arguments(
-    given: dict[str, Any], path: str | None, *, lists: bool = False
-) -> dict[str, Any]:
-    """Arguments of make_job, or of a sweep: those of the job file, then whatever flags were given.
+def option_values(texts: Iterable[str], *, lists: bool = False) -> dict[str, Any]:
+    """Options of the architecture from KEY=VALUE; with ``lists`` a value may be several.
 
-    Either may have ``global_batch_size`` in the place of ``batch_size``.
+    Raises
+    ------
+    InputError : no equals sign, or a key that is given twice.
     """
-    from perfmodel.inputs.job import read_job
-
-    arguments = read_job(path) if path is not None else {}
-    options = architecture_options(given, lists=lists)
-    for flag, name in (("bandwidth", "bandwidth_bytes_per_s"), ("latency", "latency_s")):
-        given[name] = given.pop(flag)
-    for name, other in (
-        *(("model", "workload"), ("workload", "model")),
-        ("global_batch_size", "batch_size"),
-    ):
-        if given[name] is not None and given[other] is None:
-            arguments.pop(other, None)
-    if given["batch_size"] is not None and given["global_batch_size"] is not None:
-        raise InputError("--batch-size and --global-batch-size: give one of them")
-    arguments |= {name: value for name, value in given.items() if value not in (None, ())}
-    return {**arguments, "options": {**arguments.get("options", {}), **options}}
-
-
-def architecture_options(given: dict[str, Any], *, lists: bool) -> dict[str, Any]:
-    """The architecture's options from --option and from the flags that stand for one."""
-    options: dict[str, Any] = {}
-    for text in given.pop("options"):
+    found: dict[str, Any] = {}
+    for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"--option: expected KEY=VALUE, got {text!r}")
-        if key in options:
+        if key in found:
             raise InputError(f"--option: {key} is given twice")
-        options[key] = items(value, f"--option {key}") if lists else value
-    for flag in ("servers", "sync", "staleness_bound", "overlap"):
-        value = given.pop(flag)
-        if value is not None:
-            if flag in options:
-                dashed = flag.replace("_", "-")
-                raise InputError(f"--{dashed} and --option {flag}: give one of them")
-            options[flag] = value
-    return options
-
-
-def asked_for(given: dict[str, Any]) -> dict[str, Any]:
-    """Takes out of ``given`` how to predict, as arguments of predict, without what is not given."""
-    asked = {name: given.pop(name) for name in ("fidelity", "tolerance", "rel_ci", "max_ops")}
-    if asked["tolerance"] is not None and asked["fidelity"] != "auto":
-        raise InputError("--tolerance: needs --fidelity auto")
-    return {name: value for name, value in asked.items() if value is not None}
+        found[key] = items(value, f"--option {key}") if lists else value
+    return found

@@ -14,8 +14,8 @@ and hands back their ids in the same shape, so that edges are written by slicing
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -74,6 +74,21 @@ def _name(blocks: Sequence[Block], identity: int) -> str:
 def block_of(blocks: Sequence[Block], identity: int) -> Block:
     """The block that holds an id."""
     return next(b for b in blocks if b.first <= identity < b.first + b.size)
+
+
+class Use(NamedTuple):
+    """What an op is called, and the resource that it takes time on.
+
+    ``operation`` is the label of its block, ``op`` its own name; ``family`` the label of the
+    resource's block and ``resource`` its name, both "" where it waits for its latency alone;
+    ``fixed_s`` the part of its time that its resource has no influence on.
+    """
+
+    operation: str
+    op: str
+    family: str
+    resource: str
+    fixed_s: float
 
 
 class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True):
@@ -211,6 +226,24 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     def held(self, op: int) -> Refs:
         """The slots an op holds."""
         return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]
+
+    def uses(self, ops: Iterable[int], link_utilisation: Floats) -> dict[int, Use]:
+        """The use of each op: of the busiest link of its path, or else of its first slot."""
+        return {op: self._use(op, link_utilisation) for op in ops}
+
+    def _use(self, op: int, link_utilisation: Floats) -> Use:
+        block, fixed_s = block_of(self.ops, op), float(self.op_latency_s[op])
+        slots, path = self.held(op), self.path(op)
+        if self.op_bytes[op] > 0.0 and len(path):
+            identity = int(path[np.argmax(link_utilisation[path])])
+            family = block_of(self.links, identity)
+            fixed_s = float(self.op_seconds[op] + self.op_latency_s[op])
+        elif len(slots):
+            identity = int(slots[0])
+            family = block_of(self.slots, identity)
+        else:
+            return Use(block.label, block.name(op), "", "", fixed_s)
+        return Use(block.label, block.name(op), family.label, family.name(identity), fixed_s)
 
     def rate_cap_bytes_per_s(self, op: int) -> float:
         """The most an op's transfer may get, however empty its links are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, unknown_name
@@ -56,7 +57,8 @@ def model(name: str) -> Profile:
     ------
     InputError : no such model.
     """
-    return files.read(_file("model", name, "models", ".json"), Profile, SCHEMA)
+    found: Profile = _read(_file("model", name, "models", ".json"), Profile, SCHEMA)
+    return found
 
 
 def device(name: str) -> Device:
@@ -66,7 +68,8 @@ def device(name: str) -> Device:
     ------
     InputError : no such device.
     """
-    return files.read(_file("device", name, "devices", ".toml"), Device, devices_.SCHEMA)
+    found: Device = _read(_file("device", name, "devices", ".toml"), Device, devices_.SCHEMA)
+    return found
 
 
 def default_cluster_of(device_name: str) -> str | None:
@@ -83,7 +86,9 @@ def cluster(name: str) -> Cluster:
     ------
     InputError : no such cluster.
     """
-    return files.read(_file("cluster", name, "clusters", ".toml"), Cluster, clusters_.SCHEMA)
+    path = _file("cluster", name, "clusters", ".toml")
+    found: Cluster = _read(path, Cluster, clusters_.SCHEMA)
+    return found
 
 
 def profile(name_or_path: str | Path) -> Profile:
@@ -164,6 +169,16 @@ def _file(what: str, name: str, kind: str, ending: str) -> Path:
     if name not in known:
         raise unknown_name(what, name, known)
     return folder() / kind / f"{name}{ending}"
+
+
+def _read(path: Path, kind: Any, schema: str) -> Any:
+    """A shipped file, read once as long as it does not change."""
+    return _kept(path, path.stat().st_mtime_ns, kind, schema)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept(path: Path, changed_ns: int, kind: Any, schema: str) -> Any:
+    return files.read(path, kind, schema)
 
 
 __all__ = [

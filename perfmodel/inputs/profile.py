@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, number, unknown_name, whole_number
+from perfmodel.base.errors import InputError, number, numbers, unknown_name, whole_number
 from perfmodel.base.provenance import Source
 
 SCHEMA = "perfmodel.workload/1"
@@ -111,9 +111,9 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         whole_number("accumulation", self.accumulation)
         for name in ("forward_s", "backward_s", "forward_std_s", "backward_std_s"):
             value = getattr(self, name)
-            for i, item in enumerate(value if isinstance(value, tuple) else ()):
-                number(f"{name}[{i}]", item)
-            if value is not None and not isinstance(value, tuple):
+            if isinstance(value, tuple):
+                numbers(name, value)
+            elif value is not None:
                 number(name, value)
         for name in ("step_s", "samples_per_s"):
             if getattr(self, name) is not None:

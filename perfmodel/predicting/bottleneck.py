@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.engine.measures import Measures
-from perfmodel.graph.op_graph import OpGraph, block_of
+from perfmodel.graph.op_graph import OpGraph, Use
 from perfmodel.results.prediction import Bottleneck, CriticalStep
 
 LATENCY = "latency"
@@ -33,11 +33,13 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     path; fixed per-message delays count as latency.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for op, total, count in _critical_ops(measures):
-        family, name, fixed_s = _resource(graph, measures, op)
-        fixed_s = min(total, fixed_s * count)
+    critical = list(_critical_ops(measures))
+    known = graph.uses([op for op, _, _ in critical], measures.link_utilisation)
+    for op, total, count in critical:
+        use = known[op]
+        fixed_s = min(total, use.fixed_s * count)
         if total > fixed_s:
-            seconds[family][name] += total - fixed_s
+            seconds[use.family or LATENCY][use.resource or LATENCY] += total - fixed_s
         if fixed_s > 0.0:
             seconds[LATENCY][LATENCY] += fixed_s
     totals = {family: sum(members.values()) for family, members in seconds.items()}
@@ -50,7 +52,7 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     single = most > 0.5 * totals[family]
     resource = member if single else f"{family}{_of_all(family)}"
     text = _words(family, resource, shares)
-    return Bottleneck(resource, shares[family], text, shares, _steps(graph, measures))
+    return Bottleneck(resource, shares[family], text, shares, _steps(known, measures))
 
 
 def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
@@ -63,12 +65,12 @@ def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
             yield op, float(measures.critical_s[op]), float(measures.critical_count[op])
 
 
-def _steps(graph: OpGraph, measures: Measures) -> tuple[CriticalStep, ...]:
+def _steps(known: Mapping[int, Use], measures: Measures) -> tuple[CriticalStep, ...]:
     """The critical cycle, with what follows each other on one resource taken together."""
     steps: list[CriticalStep] = []
     for part in measures.critical_cycle:
-        _, resource, _ = _resource(graph, measures, part.op)
-        operation, name = block_of(graph.ops, part.op).label, graph.op_name(part.op)
+        use = known[part.op]
+        operation, name, resource = use.operation, use.op, use.resource or LATENCY
         last = steps[-1] if steps else None
         if last is not None and (last.operation, last.resource) == (operation, resource):
             steps[-1] = msgspec.structs.replace(
@@ -79,20 +81,6 @@ def _steps(graph: OpGraph, measures: Measures) -> tuple[CriticalStep, ...]:
                 CriticalStep(operation, resource, name, name, 1, part.seconds, part.waited)
             )
     return tuple(steps)
-
-
-def _resource(graph: OpGraph, measures: Measures, op: int) -> tuple[str, str, float]:
-    """Family and name of the resource an op holds, and the part of its time that is latency."""
-    slots, path = graph.held(op), graph.path(op)
-    if graph.op_bytes[op] > 0.0 and len(path):
-        link = int(path[np.argmax(measures.link_utilisation[path])])
-        fixed = float(graph.op_seconds[op] + graph.op_latency_s[op])
-        return block_of(graph.links, link).label, graph.link_name(link), fixed
-    fixed = float(graph.op_latency_s[op])
-    if len(slots):
-        slot = int(slots[0])
-        return block_of(graph.slots, slot).label, graph.slot_name(slot), fixed
-    return LATENCY, LATENCY, fixed
 
 
 def _of_all(family: str) -> str:

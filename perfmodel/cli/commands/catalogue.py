@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.jobs import architecture_options
+from perfmodel.cli.jobs import option_values
 
 KINDS = ("architectures", "models", "devices", "clusters")
 
@@ -47,9 +47,7 @@ def show(name: str, formula: bool, options: tuple[str, ...], as_json: bool) -> N
         return
     from perfmodel.studies import formulas
 
-    flags = {"servers": None, "sync": None, "staleness_bound": None, "overlap": None}
-    chosen = architecture_options({"options": options, **flags}, lists=False)
-    found = formulas.of_architecture(name, chosen)
+    found = formulas.of_architecture(name, option_values(options))
     if as_json:
         import json
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.jobs import asked_for, job_arguments, job_options, model_options
+from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
 from perfmodel.cli.options import check_files, ending, progress, write_files
 
 if TYPE_CHECKING:
@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--trace", metavar="FILE", help="Write two iterations as a trace for Perfetto.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) -> None:
+def predict(
+    flags: JobFlags,
+    how: ModelFlags,
+    as_json: bool,
+    trace: str | None,
+    plot: str | None,
+    **totals: int | None,
+) -> None:
     """Predict how fast a training job runs, and why.
 
     \b
@@ -36,15 +43,14 @@ def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) ->
     from perfmodel import api
     from perfmodel.studies.grids import per_worker
 
-    of_predict = ("iterations", "dataset_size", "epochs")
-    asked = {name: given.pop(name) for name in of_predict} | asked_for(given)
-    fidelity = asked["fidelity"]
-    if asked["iterations"] is not None and fidelity != "fine":
+    fidelity = how.fidelity
+    asked: dict[str, Any] = {**totals, **how.arguments()}
+    if totals["iterations"] is not None and fidelity != "fine":
         raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
     if trace is not None and fidelity in ("coarse", "auto"):
         raise InputError("--trace: shows a simulation; needs --fidelity fine")
     check_files(plot, trace)
-    arguments = job_arguments(given, given.pop("job"))
+    arguments = flags.arguments(flags.job)
     job = api.make_job(**per_worker(arguments, "--global-batch-size"))
     if fidelity == "both":
         asked["fidelity"] = "fine"
@@ -81,7 +87,9 @@ def predict(as_json: bool, trace: str | None, plot: str | None, **given: Any) ->
 @click.option("--csv", metavar="FILE", help="Write the table as CSV; - prints it instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-def sweep(csv: str | None, as_json: bool, plot: str | None, **given: Any) -> None:
+def sweep(
+    flags: JobFlags, how: ModelFlags, csv: str | None, as_json: bool, plot: str | None
+) -> None:
     """Predict every combination of lists of values.
 
     Options with a value take lists: 10Gbps,25Gbps. Lists of numbers may continue: 1,2,4..64
@@ -96,10 +104,9 @@ def sweep(csv: str | None, as_json: bool, plot: str | None, **given: Any) -> Non
     if csv == "-" and as_json:
         raise InputError("--csv - and --json: both print; give one of them")
     check_files(plot, csv if csv != "-" else None)
-    asked = asked_for(given)
-    arguments = job_arguments(given, given.pop("job"), lists=True)
+    arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
     with progress() as advance:
-        found = sweeps.sweep(**asked, **arguments, progress=advance)
+        found = sweeps.sweep(**arguments, progress=advance)
     written = []
     if csv is not None and csv != "-":
         written.append((csv, found.to_csv().encode(), ""))
@@ -122,7 +129,7 @@ def sweep(csv: str | None, as_json: bool, plot: str | None, **given: Any) -> Non
 @model_options("fine")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-def compare(as_json: bool, plot: str | None, **given: Any) -> None:
+def compare(flags: JobFlags, how: ModelFlags, as_json: bool, plot: str | None) -> None:
     """Put jobs side by side, and say why one is faster than another.
 
     The jobs are files, every combination of lists of values as in perfmodel sweep, or both.
@@ -134,11 +141,9 @@ def compare(as_json: bool, plot: str | None, **given: Any) -> None:
     from perfmodel.studies import comparison
 
     check_files(plot)
-    asked = asked_for(given)
-    paths: tuple[str | None, ...] = given.pop("job") or (None,)
-    found = comparison.gathered(
-        [(path, job_arguments(dict(given), path, lists=True)) for path in paths]
-    )
+    asked = how.arguments()
+    paths: tuple[str | None, ...] = flags.job or (None,)
+    found = comparison.gathered([(path, flags.arguments(path, lists=True)) for path in paths])
     with progress() as advance:
         answer = comparison.compare(found.jobs, found.names, **asked, progress=advance)
     if plot is not None:
@@ -156,7 +161,7 @@ def compare(as_json: bool, plot: str | None, **given: Any) -> None:
 @job_options()
 @click.option("--against", metavar="NAME", help="Where is this architecture faster, or slower?")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def explain(against: str | None, as_json: bool, **given: Any) -> None:
+def explain(flags: JobFlags, against: str | None, as_json: bool) -> None:
     """Say which phase of an iteration rules, and where it stops ruling.
 
     By the formulas of the coarse model: at how many workers, which bandwidth or batch size another
@@ -171,7 +176,7 @@ def explain(against: str | None, as_json: bool, **given: Any) -> None:
     from perfmodel.studies import crossovers
     from perfmodel.studies.grids import per_worker
 
-    arguments = per_worker(job_arguments(given, given.pop("job")), "--global-batch-size")
+    arguments = per_worker(flags.arguments(flags.job), "--global-batch-size")
     job = api.make_job(**arguments)
     found = crossovers.explain(job)
     others: tuple[crossovers.Crossover, ...] = ()
