@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -22,9 +22,11 @@ from perfmodel import (
     build_graph,
     make_job,
 )
+from perfmodel.architectures.registry import find, names
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Collective, Handover, IntraNode, NodeOverride, Piece
 from perfmodel.inputs.job import Jitter
+from perfmodel.inputs.options import described
 from perfmodel.predicting import bands
 
 DEVICE = "v100"
@@ -66,11 +68,12 @@ def cells(seed: int, count: int) -> Iterator[Cell]:
 
 def cell(seed: int, number: int) -> Cell:
     """Job ``number`` of a seed. What contradicts itself is drawn again."""
-    way = list(WAYS)[number % len(WAYS)]
+    known = ways()
+    way = list(known)[number % len(known)]
     draw = np.random.default_rng([seed, number])
     while True:
         try:
-            return Cell(seed, number, _small(_job(draw, way)))
+            return Cell(seed, number, _small(_job(draw, known[way])))
         except InputError:
             continue
 
@@ -89,8 +92,8 @@ def _small(job: Job) -> Job:
 # -- jobs ------------------------------------------------------------------------------------------
 
 
-def _job(draw: Draw, way: str) -> Job:
-    arch, options = WAYS[way](draw)
+def _job(draw: Draw, way: Way) -> Job:
+    arch, options = way(draw)
     workers = _workers(draw)
     if "servers" in options:
         options["servers"] = _servers(draw, workers)
@@ -411,4 +414,27 @@ WAYS: Mapping[str, Way] = {
     "gosgd": _gosgd,
     "ad_psgd": _ad_psgd,
 }
-"""How architecture and options are drawn. Each way gets as many jobs."""
+"""How architecture and options are drawn where that was thought about."""
+
+
+def ways() -> dict[str, Way]:
+    """How architecture and options are drawn; each way gets as many jobs.
+
+    An architecture that is not among :data:`WAYS` has one of its own: switches and words are drawn
+    from what they may be, numbers are as by default.
+    """
+    known = {way.partition(" ")[0] for way in WAYS}
+    return {**WAYS, **{name: _as_described(name) for name in names() if name not in known}}
+
+
+def _as_described(name: str) -> Way:
+    def drawn(draw: Draw) -> tuple[str, Options]:
+        options: Options = {}
+        for each in described(find(name)[0].options):
+            if each.type is bool:
+                options[each.name] = _chance(draw, 0.5)
+            elif get_origin(each.type) is Literal:
+                options[each.name] = _one_of(draw, *get_args(each.type))
+        return name, options
+
+    return drawn

@@ -206,5 +206,6 @@ ARCHITECTURE = Architecture(
         "averaging takes no time",
     ),
     source="Lian et al., ICML 2018, arXiv 1710.06952",
+    variants=({}, {"passive": "even", "overlap": False}),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -16,6 +16,19 @@ from perfmodel.inputs.options import Options
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
+
+
+class Traffic(NamedTuple):
+    """Bytes of an iteration of one worker, where each worker and each server has a node.
+
+    ``sent`` and ``received`` by the worker; ``from_server`` and ``to_server`` are of one server, in
+    the time of an iteration of all workers.
+    """
+
+    sent: float
+    received: float
+    from_server: float = 0.0
+    to_server: float = 0.0
 
 
 class Coarse(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +68,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         exchange; None, or returns None, where each step works on a model of its own time.
     notes : what a prediction has to say of a job beyond its figures; None for nothing.
     group : what jobs are called whose formulas are as far off; None for the architecture's name.
+    variants : options under which all laws are checked: each option, and each word that it may be,
+        in at least one of them.
+    traffic : the bytes that the source states; None, or returns None, where it states none.
     aliases : other names, each with the options it stands for.
     """
 
@@ -71,6 +87,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     model_age: Callable[[Job], ModelAge | None] | None = None
     notes: Callable[[Job], tuple[str, ...]] | None = None
     coarse: Coarse | None = None
+    variants: tuple[Mapping[str, Any], ...] = ({},)
+    traffic: Callable[[Job], Traffic | None] | None = None
     group: Callable[[Job], str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:

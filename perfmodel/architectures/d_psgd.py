@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.gossip import add_begin, add_network
 from perfmodel.architectures.parts.measured import Use
 from perfmodel.architectures.parts.workers import (
@@ -216,6 +216,12 @@ def _fold(job: Job) -> OpGraph | None:
     return None if job.cluster.fullest(job.workers) > 1 else build(job, fold=True)
 
 
+def traffic(job: Job) -> Traffic:
+    """Bytes of a worker: the model to each of its neighbours."""
+    moved = min(job.workers - 1, 2) * job.workload.gradient_bytes
+    return Traffic(moved, moved)
+
+
 ARCHITECTURE = Architecture(
     name="d_psgd",
     title="D-PSGD (neighbours on a ring, synchronous)",
@@ -231,5 +237,7 @@ ARCHITECTURE = Architecture(
     ),
     source="Lian et al., NIPS 2017, arXiv 1705.09056",
     fold=_fold,
+    variants=({}, {"overlap": False}),
+    traffic=traffic,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

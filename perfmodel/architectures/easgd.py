@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.gossip import add_begin
 from perfmodel.architectures.parts.messages import tensors_of
 from perfmodel.architectures.parts.network import Network, homes_of, node_names
@@ -310,6 +310,14 @@ def model_age(job: Job) -> ModelAge:
     return ModelAge(exchange_every=float(period), mean=(period - 1) / 2.0, p90=p90)
 
 
+def traffic(job: Job) -> Traffic:
+    """Bytes of a worker: the centre, and the difference, in one of ``period`` steps."""
+    options = Options.of(job)
+    share = job.workload.gradient_bytes / options.period
+    of_all = job.workers * share / options.servers
+    return Traffic(share, share, of_all, of_all)
+
+
 ARCHITECTURE = Architecture(
     name="easgd",
     title="EASGD (elastic averaging with servers, asynchronous)",
@@ -328,5 +336,7 @@ ARCHITECTURE = Architecture(
     ),
     source="Zhang, Choromanska, LeCun, NIPS 2015, arXiv 1412.6651",
     model_age=model_age,
+    variants=({"period": 1}, {"period": 3, "servers": 2}, {}),
+    traffic=traffic,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.collective_rates import all_gather_rate, reduce_scatter_rate
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import Use, measured_notes
@@ -338,6 +338,14 @@ def _fold(job: Job) -> OpGraph:
     return build(job, fold=True)
 
 
+def traffic(job: Job) -> Traffic:
+    """Bytes of a worker: (n-1)/n of the model in each reduce-scatter and each all-gather."""
+    options, n = Options.of(job), job.workers
+    times = 3 if options.stage == 3 and options.reshard_after_forward else 2
+    moved = times * (n - 1) / n * job.workload.gradient_bytes
+    return Traffic(moved, moved)
+
+
 ARCHITECTURE = Architecture(
     name="fsdp",
     title="fully sharded data parallel, ZeRO (synchronous, no server)",
@@ -362,5 +370,13 @@ ARCHITECTURE = Architecture(
     aliases={"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}},
     fold=_fold,
     notes=notes,
+    variants=(
+        {"stage": 1, "unit_bytes": 0},
+        {"stage": 2},
+        {"stage": 3, "unit_bytes": 0},
+        {"stage": 3, "unit_bytes": 50, "prefetch": 0, "reduce_per_byte_s": 0.01},
+        {"stage": 3, "unit_bytes": 0, "prefetch": 3, "reshard_after_forward": False},
+    ),
+    traffic=traffic,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

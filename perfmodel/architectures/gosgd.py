@@ -220,5 +220,12 @@ ARCHITECTURE = Architecture(
     ),
     source="Blot, Picard, Cord, Thome, 2016, arXiv 1611.01852",
     model_age=model_age,
+    variants=(
+        {},
+        {"probability": 0},
+        {"probability": 0.5, "queue": 1},
+        {"probability": 0.5, "queue": 2, "merge_per_model_s": 0.1},
+        {"probability": 1, "queue": 1, "merge_per_model_s": 0.1},
+    ),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

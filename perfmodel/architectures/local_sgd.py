@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.collective_rates import all_reduce_rate, closed
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import measured_notes
@@ -142,6 +142,15 @@ def _fold(job: Job) -> OpGraph:
     return build(job, fold=True)
 
 
+def traffic(job: Job) -> Traffic | None:
+    """Bytes of a worker round a ring, in one of ``period`` steps."""
+    options, n = Options.of(job), job.workers
+    if options.algorithm not in ("ring", "hierarchical"):
+        return None
+    moved = 2 * (n - 1) / n * job.workload.gradient_bytes / options.period
+    return Traffic(moved, moved)
+
+
 ARCHITECTURE = Architecture(
     name="local_sgd",
     title="local SGD (synchronous every few steps, no server)",
@@ -158,5 +167,15 @@ ARCHITECTURE = Architecture(
     fold=_fold,
     notes=notes,
     model_age=model_age,
+    variants=(
+        {"period": 1},
+        {"period": 2, "algorithm": "ring"},
+        {"period": 1, "algorithm": "tree"},
+        {"period": 2, "algorithm": "double_tree", "chunks": 2},
+        {"period": 3, "algorithm": "halving_doubling"},
+        {"period": 3},
+        {"period": 2, "algorithm": "hierarchical", "reduce_per_byte_s": 0.001},
+    ),
+    traffic=traffic,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.measured import Use
 from perfmodel.architectures.parts.messages import (
     Transmission,
@@ -345,6 +345,14 @@ def _fold(job: Job) -> OpGraph | None:
     return build(job, fold=True)
 
 
+def traffic(job: Job) -> Traffic:
+    """Bytes of a worker: its gradients to every peer, or a share of them there and back."""
+    options, n = Options.of(job), job.workers
+    whole = (n - 1) * options.sent_share * job.workload.gradient_bytes
+    moved = whole if options.exchange == "full" else 2 * whole / n
+    return Traffic(moved, moved)
+
+
 ARCHITECTURE = Architecture(
     name="p2p",
     title="peer to peer: every worker sends to every other (synchronous, no server)",
@@ -362,5 +370,19 @@ ARCHITECTURE = Architecture(
     source="Alqahtani, Demirbas, ICCCN 2019, arXiv 1909.02061; Watcharapichat et al. (Ako), "
     "SoCC 2016, doi 10.1145/2987550.2987586",
     fold=_fold,
+    variants=(
+        {},
+        {"overlap": False},
+        {"exchange": "sharded", "reduce_per_byte_s": 0.01},
+        {"exchange": "sharded", "overlap": False, "transmission": "shared"},
+        {"transmission": "priority", "partition_bytes": 7},
+        {"transmission": "quantum", "quantum_bytes": 11},
+        {"transmission": "fifo", "credit_bytes": 25, "partition_bytes": 10},
+        {"exchange": "sharded", "compression": "quantised", "decode_per_byte_s": 0.01},
+        {"compression": "quantised", "quantised_bits": 4, "transmission": "shared"},
+        {"compression": "top_k", "density": 0.3, "overlap": False},
+        {"compression": "dgc", "density": 0.2, "encode_per_byte_s": 0.01},
+    ),
+    traffic=traffic,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -22,7 +22,7 @@ from perfmodel.base.units import parse
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options, described
 
-SHARED = frozenset({"base", "parts", "registry"})
+SHARED = frozenset({"base", "parts", "reference", "registry"})
 """What else is in the folder of the architectures."""
 
 

@@ -7,7 +7,7 @@ workers, P the servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,25 +15,17 @@ import numpy as np
 import pytest
 
 from perfmodel import Jitter, build_graph
-from perfmodel.architectures.registry import names
+from perfmodel.architectures.base import Traffic
+from perfmodel.architectures.registry import find, names
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph
-from tests.jobs import cluster, job, workload
+from tests.jobs import ALL, cluster, job, workload
 
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], optimizer_s=0.5)
 M = 90.0
 BANDWIDTH = 40.0
 WORKERS = (2, 3, 4, 8)
-
-
-class Traffic(NamedTuple):
-    """Bytes of one iteration: sent, and received, by each worker and each server."""
-
-    sent: float
-    received: float
-    by_server: float = 0.0
-    to_server: float = 0.0
 
 
 class Row(NamedTuple):
@@ -150,7 +142,7 @@ def traffic_is(row: Row, workers: int) -> None:
     said = row.traffic(workers)
     assert out[:workers] == pytest.approx(said.sent, rel=1e-9)
     assert into[:workers] == pytest.approx(said.received, rel=1e-9)
-    assert out[workers:] == pytest.approx(said.by_server, rel=1e-9)
+    assert out[workers:] == pytest.approx(said.from_server, rel=1e-9)
     assert into[workers:] == pytest.approx(said.to_server, rel=1e-9)
 
 
@@ -259,6 +251,48 @@ def exchanges_are(workers: int, passive: str, models: float) -> None:
 def test_ad_psgd(workers: int, passive: str) -> None:
     """M + M per exchange, one an iteration of an active worker [Lian et al., ICML 2018]."""
     exchanges_are(workers, passive, 1.0)
+
+
+# -- what architectures declare ----------------------------------------------------------------
+
+
+def declared_is(arch: str, options: Mapping[str, Any], workers: int, times: float = 1.0) -> bool:
+    """Whether an architecture says what its workers move, and what is simulated is just that."""
+    one = job(WORK, cluster(BANDWIDTH), workers, arch, dict(options))
+    says = find(arch)[0].traffic
+    said = says(one) if says is not None else None
+    if said is None:
+        return False
+    moved = Traffic(*(times * value for value in said))
+    traffic_is(Row(arch, dict(options), lambda n: moved, one.options.server_count), workers)
+    return True
+
+
+SAID = [
+    (arch, options)
+    for arch, options in ALL
+    if find(arch)[0].traffic is not None
+    and find(arch)[0].traffic(job(WORK, cluster(BANDWIDTH), 3, arch, options)) is not None
+    # without a period the bytes of a stretch are not those of whole iterations
+    and (arch, options) not in (("easgd", {}), ("easgd", {"period": 3, "servers": 2}))
+]
+
+
+@pytest.mark.parametrize(("arch", "options"), SAID, ids=[f"{a}-{o}" for a, o in SAID])
+def test_declared_bytes_are_those_simulated(arch: str, options: dict[str, Any]) -> None:
+    assert declared_is(arch, options, 3)
+
+
+def test_most_architectures_declare_their_bytes() -> None:
+    assert {arch for arch, _ in SAID} == set(names()) - {"gosgd", "ad_psgd"}
+    assert len(SAID) > 40
+
+
+@pytest.mark.parametrize("arch", sorted({arch for arch, _ in SAID}))
+def test_canary_one_percent_more_than_declared_is_noticed(arch: str) -> None:
+    options = next(options for name, options in SAID if name == arch)
+    with pytest.raises(AssertionError):
+        declared_is(arch, options, 3, times=1.01)
 
 
 # -- canaries --------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from perfmodel.architectures.allreduce.formulas import exact, leaves_out, operat
 from perfmodel.architectures.allreduce.graph import build
 from perfmodel.architectures.allreduce.messages import messages_of, reduction_of
 from perfmodel.architectures.allreduce.options import Options
-from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.allreduce.variants import VARIANTS
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.measured import measured_in, measured_notes
 from perfmodel.architectures.parts.members import Members
 from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
@@ -40,6 +41,18 @@ def _fold(job: Job) -> OpGraph | None:
     return build(job, fold=True)
 
 
+def traffic(job: Job) -> Traffic | None:
+    """Bytes of a worker round a ring; sparse gradients go to everybody."""
+    options, n = Options.of(job), job.workers
+    sent = options.sent_share * job.workload.gradient_bytes
+    if options.sparse:
+        return Traffic((n - 1) * sent, (n - 1) * sent)
+    if options.algorithm not in ("ring", "hierarchical"):
+        return None
+    moved = 2 * (n - 1) / n * sent
+    return Traffic(moved, moved)
+
+
 ARCHITECTURE = Architecture(
     name="allreduce",
     title="all-reduce (synchronous, no server)",
@@ -66,5 +79,7 @@ ARCHITECTURE = Architecture(
     aliases={"ring": {"algorithm": "ring"}, "ar_sgd": {"algorithm": "ring"}},
     fold=_fold,
     notes=notes,
+    variants=VARIANTS,
+    traffic=traffic,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 
-from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.ps.formulas import exact, leaves_out, phases
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.architectures.ps.variants import VARIANTS
 from perfmodel.inputs.job import Job
 
 
@@ -28,6 +29,20 @@ def group(job: Job) -> str:
     if sync == "ssp":  # which is the same as one of the others at either end
         sync = {0.0: "bsp", math.inf: "asp"}.get(options.staleness_bound, sync)
     return f"ps {sync}{' with backup workers' if options.backup_workers else ''}"
+
+
+def traffic(job: Job) -> Traffic | None:
+    """Bytes of a worker: its gradients to the servers, the parameters from them.
+
+    None where servers have unequal parts, or some gradients come too late.
+    """
+    options, slices = Options.of(job), slices_of(job.workload, Options.of(job))
+    kept = np.bincount(slices.server, slices.bytes, options.servers)
+    if options.backup_workers or not np.allclose(kept, kept[0]):
+        return None
+    pulled = job.workload.gradient_bytes
+    pushed, each = pulled * options.sent_share, job.workers / options.servers
+    return Traffic(pushed, pulled, each * pulled, each * pushed)
 
 
 ARCHITECTURE = Architecture(
@@ -57,5 +72,7 @@ ARCHITECTURE = Architecture(
     "doi 10.1145/3341301.3359642",
     aliases={sync: {"sync": sync} for sync in ("bsp", "asp", "ssp")},
     group=group,
+    variants=VARIANTS,
+    traffic=traffic,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -1,0 +1,46 @@
+"""The reference page of all architectures, made of what they say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from perfmodel.architectures.base import Architecture
+from perfmodel.inputs.options import Described, described
+
+WORDS = {bool: "true or false", int: "whole number", float: "number"}
+
+
+def reference(architectures: Iterable[Architecture]) -> str:
+    """A section in Markdown for each architecture: names, options, assumptions and source."""
+    return "\n".join(_section(one) for one in architectures)
+
+
+def _section(one: Architecture) -> str:
+    lines = [f"## {one.name}", "", f"{one.title[0].upper()}{one.title[1:]}.", ""]
+    for alias, options in one.aliases.items():
+        lines += [f"- `{alias}` is short for {_set(options)}."]
+    lines += [""] * bool(one.aliases)
+    lines += ["| option | values | default | unit | meaning |", "|---|---|---|---|---|"]
+    lines += [_row(each) for each in described(one.options)]
+    lines += ["", "What is assumed:", "", *(f"- {text}" for text in one.assumptions)]
+    return "\n".join([*lines, "", f"Described by {one.source}.", ""])
+
+
+def _set(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}={value}`" for name, value in options.items())
+
+
+def _row(each: Described) -> str:
+    default = str(each.default).lower() if isinstance(each.default, bool) else each.default
+    text = each.about.help if each.about.formulas else f"{each.about.help} (simulated only)"
+    return f"| `{each.name}` | {_values(each.type)} | {default} | {each.unit} | {text} |"
+
+
+def _values(kind: Any) -> str:
+    info = msgspec.inspect.type_info(kind)
+    if isinstance(info, msgspec.inspect.LiteralType):
+        return ", ".join(f"`{value}`" for value in info.values)
+    return WORDS[kind]
