@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, cast
 
 from benchmarks.accuracy.cases import About, Case
 from perfmodel.base.errors import unknown_name
 
-SOURCES = (
+FIRST = (
     "testbed",
     "hkbu",
     "pollux",
@@ -28,6 +28,21 @@ SOURCES = (
     "transient",
     "collectives",
 )
+"""Sources in the order of the page; others follow by name."""
+
+
+def known(folders: Iterable[str] = (str(Path(__file__).parent),)) -> tuple[str, ...]:
+    """Names of all adapters: modules that say what their source is, as ``ABOUT``."""
+    found = {
+        path.stem
+        for folder in folders
+        for path in Path(folder).glob("*.py")
+        if "\nABOUT = About(" in path.read_text(encoding="utf-8")
+    }
+    return (*(name for name in FIRST if name in found), *sorted(found - set(FIRST)))
+
+
+SOURCES = known()
 
 
 class Adapter(Protocol):

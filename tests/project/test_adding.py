@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.accuracy import sources
 from benchmarks.coarse import draw
 from perfmodel import InputError, architectures, make_job, predict
 from perfmodel.architectures import base, reference, registry
@@ -141,3 +142,11 @@ def test_jobs_of_a_new_architecture_can_be_copied(added: Path) -> None:
     one = job(WORK, cluster(40.0), 2, NAME, {"gain": 1.0})
     assert added.exists()
     assert copy.deepcopy(one) == one == pickle.loads(pickle.dumps(one))
+
+
+def test_a_source_of_measured_runs_is_one_adapter(tmp_path: Path) -> None:
+    folder = Path(sources.__file__).parent
+    assert sources.known() == sources.SOURCES
+    shutil.copy(folder / "adsp.py", tmp_path / "newest.py")
+    assert sources.known([str(folder), str(tmp_path)]) == (*sources.SOURCES, "newest")
+    assert "cases" not in sources.SOURCES
