@@ -52,7 +52,6 @@ def state(world: World) -> State:
         column(world, "specials", "open"),
         _phases(world, taken),
         *(column(world, "items", name) for name in ("tokens", "admitted", "loaded")),
-        _turns(world, taken),
         np.array(world.counter_part),
         _risen(world),
         what[order],
@@ -104,16 +103,6 @@ def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
 
 _COUNTING = (codes.DRAIN, codes.TO_QUORUM, codes.FROM_BATCH)
 """Edges whose tokens are counted from the start, like those of plain edges."""
-
-
-def _turns(world: World, taken: NDArray[Any]) -> NDArray[Any]:
-    """Where the ops that are active every so often are in their turns."""
-    extra = column(world, "ops", "extra")
-    ops = np.flatnonzero(extra >= 0)
-    special = column(world, "extras", "special")[extra[ops]]
-    ops, special = ops[special >= 0], special[special >= 0]
-    turns: NDArray[Any] = taken[ops] % column(world, "specials", "every")[special]
-    return turns
 
 
 def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:

@@ -1,4 +1,9 @@
-"""The heap of timers: when operations end, tokens arrive and transfers start."""
+"""The heap of timers: when operations end, tokens arrive and transfers start.
+
+The engine's heaps (here, in ``pools`` and in ``filling``) are written out one by one: each compares
+other keys and records positions in another table. A common function would need both as arguments,
+and neither the compiled nor the plain loop can pass fields of records without a cost for each step.
+"""
 
 from __future__ import annotations
 

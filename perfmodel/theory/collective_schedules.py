@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfmodel.base.arrays import Floats
+
 Ids = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Parents = NDArray[np.int64]
 """Parent of each member in a tree (members,); -1 for the root."""
 
