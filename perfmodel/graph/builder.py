@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.base.arrays import NONE, Floats, Ids, Refs
+from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.graph.checks import check
+from perfmodel.graph.columns import distinct_rows, offsets
 from perfmodel.graph.op_graph import CAUSES, MOST, Axis, Block, Distribution, OpGraph
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum, Rule
 
@@ -131,6 +132,7 @@ class GraphBuilder:
         each link a unit of rate takes. ``slots`` has one more axis as well, for ops that hold
         several slots; ``units`` broadcasts against it. An op with bytes but neither link nor rate
         cap moves them in no time. The latencies of the links on the path add to ``latency_s``.
+        It has this many parameters because each is a column of the table of ops.
         """
         ids = self._new("op", label, shape, axes)
 
@@ -192,7 +194,7 @@ class GraphBuilder:
         for name, values in (("rate cap", caps), ("weight", weights), ("path units", amounts)):
             if not (values > 0.0).all():
                 raise InputError(f"{label!r}: {name} must be positive")
-        kinds, first = _alike([*links.T, *amounts.T, caps, weights])
+        kinds, first = distinct_rows([*links.T, *amounts.T, caps, weights])
         links, amounts = links[first], amounts[first]
         used = links != NONE
         self._add("route_length", used.sum(axis=1))
@@ -393,8 +395,8 @@ class GraphBuilder:
         graph = OpGraph(
             **columns,
             op_stagger_s=stagger,
-            hold_start=_starts(self._take("hold_count", np.int32)),
-            route_start=_starts(self._take("route_length", np.int32)),
+            hold_start=offsets(self._take("hold_count", np.int32)),
+            route_start=offsets(self._take("route_length", np.int32)),
             group_device=np.asarray(device, np.int64).ravel(),
             group_mark=marks,
             group_count=np.broadcast_to(np.asarray(count, np.int64), marks.shape),
@@ -466,36 +468,6 @@ _COLUMNS: dict[Any, tuple[str, ...]] = {
     np.int8: ("op_cause",),
     np.bool_: ("probe_at_ready",),
 }
-
-
-def _starts(counts: NDArray[Any]) -> Refs:
-    starts = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    return starts
-
-
-def _alike(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
-    """Number of the kind of each row, (rows,), and the first row of each kind, (kinds,)."""
-    kind = np.zeros(len(columns[0]), np.int64)
-    for values in columns:
-        if len(values) and (values != values[0]).any():
-            codes, _ = _numbered(values)
-            kind, _ = _numbered(kind * (codes.max() + 1) + codes)
-    return _numbered(kind)
-
-
-def _numbered(values: NDArray[Any]) -> tuple[Ids, Ids]:
-    """Rank of each value among the different ones, and where each of those comes first.
-
-    As np.unique has it, which imports much that is not needed here.
-    """
-    order = np.argsort(values, kind="stable")
-    ranked = values[order]
-    new = np.ones(len(values), np.bool_)
-    new[1:] = ranked[1:] != ranked[:-1]
-    rank = np.empty(len(values), np.int64)
-    rank[order] = np.cumsum(new) - 1
-    return rank, order[new]
 
 
 def _at_least_one(what: str, count: int) -> int:
