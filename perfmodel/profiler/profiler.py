@@ -39,7 +39,8 @@ class Profiler:
 
     The first step finds the layers; it is slower and never counts. Hooks are gone once ``steps``
     steps have been measured, or the block is left, also by an error. Models compiled by
-    ``torch.compile`` cannot be measured: hooks do not see inside them.
+    ``torch.compile`` cannot be measured: hooks do not see inside them. It has this many parameters
+    because most of them are written to the profile.
 
     Parameters
     ----------

@@ -108,6 +108,8 @@ def training(
 ) -> Training:
     """Make a training from the name of a model, and try one forward pass of it.
 
+    It has this many parameters because a training consists of that many independent parts.
+
     Parameters
     ----------
     model_spec : ``torchvision:resnet50``, ``transformers:bert-base``, ``package.module:function``

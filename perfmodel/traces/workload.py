@@ -123,23 +123,17 @@ def import_trace(
         source = "that of the gradients" if known.precision else "assumed"
         notes.append(f"precision {precision}: {source} (--precision)")
     serial = any("SingleProcess" in h.name for h in found.loading)
-    step_s = fmean(s.length_s for s in steps)
-    parts = {part: fmean(s.parts_s[part] for s in steps) for part in PARTS}
     report = Found(
         trace=str(path),
         device=device_name or trace.device_name,
         steps=len(steps),
         steps_by=by,
-        step_s=step_s,
-        step_std_s=stdev(s.length_s for s in steps) if len(steps) > 1 else None,
-        parts_s=parts,
-        parts_per_step_fraction=sum(parts.values()) / step_s,
-        compute_s={phase: fmean(s.of_s(phase) for s in steps) for phase in PHASES},
         layers=len(known.layers),
         gradients=known.report,
         batch_size=batch_size,
         precision=precision,
         accumulation=accumulation,
+        **_means(steps),
     )
     _say_parts(report, serial, notes)
     lacks = _lacking(report, bool(known.layers or known.coarse))
@@ -149,19 +143,30 @@ def import_trace(
     text = f"imported from {Path(path).name}, steps: {len(steps)} ({by}), communication taken out"
     measured = Source("measured", text)
     timing = _timing(report, steps, len(known.layers), serial, batch_size, measured)
-    whole = max(timing.total_s, timing.data_loading_s)
-    own_s = step_s - parts["communication_exposed"]
-    return msgspec.structs.replace(
-        report,
-        timing_per_step_fraction=whole / own_s if own_s > 0.0 else None,
-        workload=Profile(
-            name=name or _stem(path),
-            source=measured,
-            timings=(timing,),
-            layers=known.layers,
-            gradients=known.coarse,
-        ),
+    profile = Profile(
+        name=name or _stem(path),
+        source=measured,
+        timings=(timing,),
+        layers=known.layers,
+        gradients=known.coarse,
     )
+    whole = max(timing.total_s, timing.data_loading_s)
+    own_s = report.step_s - report.parts_s["communication_exposed"]
+    fraction = whole / own_s if own_s > 0.0 else None
+    return msgspec.structs.replace(report, timing_per_step_fraction=fraction, workload=profile)
+
+
+def _means(steps: Sequence[Step]) -> dict[str, Any]:
+    """Means over all steps, as fields of :class:`Found`."""
+    step_s = fmean(s.length_s for s in steps)
+    parts = {part: fmean(s.parts_s[part] for s in steps) for part in PARTS}
+    return {
+        "step_s": step_s,
+        "step_std_s": stdev(s.length_s for s in steps) if len(steps) > 1 else None,
+        "parts_s": parts,
+        "parts_per_step_fraction": sum(parts.values()) / step_s,
+        "compute_s": {phase: fmean(s.of_s(phase) for s in steps) for phase in PHASES},
+    }
 
 
 def to_json(profile: Profile) -> bytes:
