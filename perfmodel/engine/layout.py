@@ -1,4 +1,4 @@
-"""A graph laid out as the state of a simulation in which nothing has happened yet."""
+"""Lays out a graph as the initial state of a simulation."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _PROBE_ROOM = 3
 def make_world(
     graph: OpGraph, seed: int = 0, *, depth: int = 0, limit: int = NONE, record: range = range(0)
 ) -> tuple[World, Kept]:
-    """The state before the first instant, in arrays; and what :func:`give_back` takes.
+    """The state before the first instant, in arrays; and the argument of :func:`give_back`.
 
     Parameters
     ----------
-    depth : instances of each op remembered, to walk back from a wait to what caused it; 0 or a
-        power of two.
-    limit : how often each op runs, NONE for without end.
+    depth : instances of each op that are recorded, to trace a wait back to its cause; 0 or a power
+    of two.
+    limit : how often each op runs, NONE for no limit.
     record : iterations of which the timeline is kept.
     """
     kept = _kept.pop(graph, None)
@@ -79,9 +79,9 @@ def make_world(
 
 
 class Kept(NamedTuple):
-    """A world that is no longer in use, and what was written in it, with the values at first.
+    """A world that is no longer in use, its arrays that were written to, and their initial values.
 
-    Memory that was used before costs a fraction of memory fresh from the operating system.
+    Reusing memory is much cheaper than getting new memory from the operating system.
     """
 
     world: World
@@ -102,7 +102,7 @@ _REWRITTEN = tuple(
     ).split()
 )
 _OP_REWRITTEN = ("missing", "holds")
-"""The first and the last of the fields that are written; those between them go along."""
+"""First and last of the fields that are written to; those in between are restored with them."""
 _SPANS = ("span_ready", "span_start", "span_end")
 
 
@@ -211,7 +211,7 @@ def _ops(
     lacking = np.bincount(graph.edge_target[lags == 0], minlength=n)
     early = np.bincount(graph.edge_target, np.maximum(lags - 1, 0), minlength=n)
     ops = aligned(n, OP)
-    for at in range(0, n, _CHUNK):  # what was just written is still in the cache
+    for at in range(0, n, _CHUNK):  # in chunks that stay in the cache
         part = slice(at, min(at + _CHUNK, n))
         some = ops[part]
         some["seconds"] = graph.op_seconds[part]
@@ -311,7 +311,7 @@ def _work_space(graph: OpGraph) -> dict[str, NDArray[Any]]:
 
 
 def _counts(graph: OpGraph, stamps: int) -> dict[str, NDArray[Any]]:
-    """What is counted on the way, all zero."""
+    """Counters and sums, all zero."""
     n_counters, groups = len(graph.counter_every), graph.n_groups
     return {
         "counters": np.zeros(n_counters, INT64),

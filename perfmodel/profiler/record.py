@@ -17,7 +17,7 @@ from perfmodel.profiler.libraries import Built, import_torch
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
 from perfmodel.profiler.saving import joined
-from perfmodel.profiler.training import Training, build, check_device, training
+from perfmodel.profiler.training import TrainingSetup, build, check_device, training
 
 PAIRS = 20
 """Pairs of steps used to measure the overhead."""
@@ -183,7 +183,7 @@ class _Plan(NamedTuple):
 
 
 def _run(
-    trained: Training,
+    trained: TrainingSetup,
     profiler: Profiler,
     passes: int,
     steps: int,
@@ -203,7 +203,7 @@ def _run(
                     break
 
 
-def _step(trained: Training, profiler: Profiler, passes: int) -> None:
+def _step(trained: TrainingSetup, profiler: Profiler, passes: int) -> None:
     """One step of a plain training loop."""
     trained.optimizer.zero_grad(set_to_none=True)
     for _ in range(passes):
@@ -228,7 +228,7 @@ def _memory(batch_size: int, device: str) -> Iterator[None]:
         raise
 
 
-def _description(trained: Training, hardware: str) -> str:
+def _description(trained: TrainingSetup, hardware: str) -> str:
     """Software, hardware and what was trained, for the source of a timing."""
     torch = import_torch()
     version = torch.__version__

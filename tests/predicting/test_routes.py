@@ -294,7 +294,7 @@ def test_a_million_variants_are_cheap() -> None:
 # -- workers that meet -------------------------------------------------------------------------
 
 
-def rounds(demands: list[float], think_s: float) -> contention.Lap:
+def rounds(demands: list[float], think_s: float) -> contention.CycleTime:
     """A lap that is the sum of stations, and time to think."""
 
     def lap(others: Any) -> Any:

@@ -24,8 +24,8 @@ from perfmodel.base.units import show
 from perfmodel.measuring.measurements import Measurements, Operation
 from perfmodel.measuring.network.plan import (
     Advance,
-    Case,
     Clock,
+    NetworkCase,
     Say,
     cases,
     chosen_operations,
@@ -179,7 +179,7 @@ class Leader:
         self.group, self.transport, self.pause_s, self.clock = group, transport, pause_s, clock
         self.one_way_s = [0.0, *(self._one_way(rank) for rank in range(1, group.place.ranks))]
 
-    def once(self, case: Case) -> float:
+    def once(self, case: NetworkCase) -> float:
         """Do it once; the seconds it took."""
         members = range(1, case.ranks)
         for rank in members:
@@ -240,7 +240,7 @@ def follow(group: Group, transport: Transport) -> None:
         if order == "word":
             group.tell(0, "word")
             continue
-        case = msgspec.convert(order, ready(Case))
+        case = msgspec.convert(order, ready(NetworkCase))
         act = transport.prepare(case.operation, case.bytes, case.ranks, case.count)
         group.tell(0, "ready")
         if case.operation in CALLED:
