@@ -1,4 +1,4 @@
-"""Exact mean-value analysis of closed queueing networks with one class of customers.
+"""Exact mean-value analysis of closed queueing networks, with one class of customers or several.
 
 Reiser, Lavenberg, "Mean-Value Analysis of Closed Multichain Queuing Networks", JACM 27(2), 1980,
 doi 10.1145/322186.322195. It holds for product-form networks: FIFO stations with exponential
@@ -7,13 +7,15 @@ service, processor-sharing and delay stations with service of any distribution.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from perfmodel.base.arrays import Floats
 
 
 def mva(
@@ -41,6 +43,62 @@ def mva(
         chance[:, 1:] = throughput * demands[:, None] / at_once * chance[:, :-1]
         chance[:, 0] = 1.0 - chance[:, 1:].sum(axis=1)
     return float(throughput), residence, throughput * residence
+
+
+class ClassMeans(NamedTuple):
+    """Throughput (1/s) and cycle time (s) by class; residence times (s) and queue lengths by class
+    and station. Times of a class without customers are NaN."""
+
+    throughput_per_s: Floats
+    cycle_s: Floats
+    residence_s: Floats
+    queue_length: Floats
+
+
+def multiclass_mva(
+    customers: Sequence[int],
+    demands_s: ArrayLike,
+    kinds: Sequence[str],
+    think_s: ArrayLike = 0.0,
+) -> ClassMeans:
+    """The same for several classes; an arrival of class c sees the network without itself.
+
+    Visits every population from none to all, so that it takes the product of their sizes.
+
+    Parameters
+    ----------
+    customers : (classes,) how many there are.
+    demands_s : (classes, stations) seconds of service per cycle.
+    kinds : (stations,) *shared*, *fifo* (equal demands in all classes) or *delay*; one server each.
+    think_s : (classes,) seconds of thinking per cycle, or one number for all.
+
+    >>> means = multiclass_mva([1, 1], [[1.0, 3.0], [2.0, 4.0]], ["shared", "shared"])
+    >>> (19 * means.throughput_per_s).round(12).tolist()
+    [3.0, 2.0]
+    """
+    counts, demands = np.array(customers), np.asarray(demands_s, np.float64)
+    waits = np.array([float(kind != "delay") for kind in kinds])
+    thinking = np.broadcast_to(np.asarray(think_s, np.float64), counts.shape)
+    queues = {}
+    for population in itertools.product(*(range(n + 1) for n in customers)):
+        queue = np.zeros(len(kinds))
+        for c, present in enumerate(population):
+            if present:
+                residence = demands[c] * (1.0 + waits * queues[_one_less(population, c)])
+                queue += present / (thinking[c] + residence.sum()) * residence
+        queues[population] = queue
+    whole = tuple(customers)
+    residence_s = np.full(demands.shape, np.nan)
+    for c in np.flatnonzero(counts).tolist():
+        residence_s[c] = demands[c] * (1.0 + waits * queues[_one_less(whole, c)])
+    cycle_s = thinking + residence_s.sum(axis=1)
+    throughput = np.where(counts > 0, counts / cycle_s, 0.0)
+    queue_length = throughput[:, None] * np.nan_to_num(residence_s)
+    return ClassMeans(throughput, cycle_s, residence_s, queue_length)
+
+
+def _one_less(population: tuple[int, ...], c: int) -> tuple[int, ...]:
+    return *population[:c], population[c] - 1, *population[c + 1 :]
 
 
 def bound(

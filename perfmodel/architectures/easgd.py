@@ -31,7 +31,7 @@ from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases, held_up, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
-from perfmodel.theory.contention import Lap, contended, regularity
+from perfmodel.theory.contention import CycleTime, contended, regularity
 
 MOST_SERVERS = 10_000
 """Servers of one job; more is taken for a slip of the keyboard."""
@@ -241,7 +241,7 @@ def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]
     return pull, push
 
 
-def _lap_of(job: Job, q: Quantities, demands: Demands) -> Lap:
+def _lap_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
     """A period of a worker that finds so many others."""
     steps_s = Options.of(job).period * (q.forward_s + q.backward_s + q.optimizer_s)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
@@ -205,6 +206,19 @@ def _write_all(handle: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(handle, left) :]
+
+
+def finite(value: Any, infinity: Any = None) -> Any:
+    """A value as JSON can hold it: infinities, at any depth, are replaced by ``infinity``.
+
+    >>> finite({"high": math.inf, "points": (1.0, 2.0)}), finite(math.inf, "inf")
+    ({'high': None, 'points': [1.0, 2.0]}, 'inf')
+    """
+    if isinstance(value, dict):
+        return {key: finite(item, infinity) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item, infinity) for item in value]
+    return infinity if isinstance(value, float) and math.isinf(value) else value
 
 
 def looks_like_path(text: str) -> bool:

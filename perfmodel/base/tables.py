@@ -16,7 +16,7 @@ from perfmodel.base.limits import MOST_WHOLE
 from perfmodel.base.units import dimension_of, parse
 
 
-class Line(msgspec.Struct, frozen=True):
+class TableRow(msgspec.Struct, frozen=True):
     """A line of a table: where it stands, and its cells by column, without blanks around them."""
 
     table: str
@@ -94,12 +94,12 @@ class Table(msgspec.Struct, frozen=True):
 
     name: str
     columns: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableRow, ...]
 
     def __len__(self) -> int:
         return len(self.lines)
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[TableRow]:
         return iter(self.lines)
 
     def need(self, *columns: str) -> None:
@@ -155,7 +155,9 @@ def decode(data: bytes, *, name: str) -> Table:
             raise InputError(
                 f"{name}: line {line}: {len(cells)} cells, but there are {len(columns)} columns"
             )
-    lines = (Line(name, line, dict(zip(columns, cells, strict=True))) for line, cells in rows[1:])
+    lines = (
+        TableRow(name, line, dict(zip(columns, cells, strict=True))) for line, cells in rows[1:]
+    )
     return Table(name, tuple(columns), tuple(lines))
 
 

@@ -1,9 +1,8 @@
 """The event loop as machine code: the same source as its plain twin, compiled by Numba.
 
-Compiling takes seconds, loading what was compiled before a fraction of one, and a small job is
-simulated plainly in less than that. :func:`choose` takes what is cheapest. Compiled code is kept
-where Numba keeps it: beside this file, else in the user's cache directory; where neither can be
-written it lasts as long as the process.
+Compiling takes seconds, loading cached code a fraction of a second, and the plain loop simulates a
+small job in less than that. :func:`choose` selects the cheapest. Numba caches compiled code beside
+this file, or in the user's cache directory; if neither is writable, it is kept in memory only.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from perfmodel.engine import loop as eventloop
 from perfmodel.engine.world import DTYPES, World, as_objects
 
 PLAIN_OP_S = 10e-6
-"""About the time that the plain event loop takes for an op."""
+"""Approximate time per op of the plain event loop."""
 LOADING_S = 0.7
-"""About the time to import Numba and to load compiled code."""
+"""Approximate time to import Numba and to load compiled code."""
 COMPILING_S = 15.0
-"""About the time to compile."""
+"""Approximate time to compile."""
 SMALL_S = 0.005
-"""Plain simulation that is shorter than this is not worth a thought."""
+"""Below this, always run the plain loop."""
 INLINED = frozenset(
     (
         "_instant _timer pop_timer set_timer _take_early hand_token tokens_arrive end_op "
@@ -46,16 +45,17 @@ INLINED = frozenset(
         "flow_starts flow_ends settle load_links note_change bring_up advance_service _rise _sink"
     ).split()
 )
-"""What most events go through. Left to itself, LLVM makes calls of it, and takes a fifth longer."""
+"""Functions on the path of most events. They are inlined, without which LLVM's code is a fifth
+slower."""
 VARIABLE = "PERFMODEL_COMPILED"
-"""Set to 1 or 0, this makes the choice."""
+"""Environment variable: 1 forces the compiled loop, 0 the plain one."""
 
 
 class Loop(NamedTuple):
-    """The two entries of an event loop, and what brings a world into the form they take.
+    """The two entry points of an event loop, and the conversions of a world that they need.
 
-    ``convert`` turns a world of arrays into the one that is simulated, ``handle`` into what
-    the entries take.
+    ``convert`` turns a world of arrays into the one that is simulated, ``handle`` turns that into
+    the argument of the entry points.
     """
 
     convert: Callable[[World], World]
@@ -73,7 +73,7 @@ PLAIN = Loop(as_objects, _as_it_is, eventloop.order, eventloop.begin, eventloop.
 
 
 def choose(ops: float, compiled: bool | None = None) -> Loop:
-    """The loop to simulate about ``ops`` op instances with; ``compiled`` asks for one of them.
+    """Select the loop for about ``ops`` op instances; ``compiled`` forces one of the two.
 
     Raises
     ------
@@ -105,14 +105,13 @@ def choose(ops: float, compiled: bool | None = None) -> Loop:
 
 
 _spent_s = 0.0
-"""About the time that plain simulations of this process have taken."""
+"""Approximate time spent in the plain loop by this process."""
 
 
 def spent(ops: float) -> None:
-    """Note that about ``ops`` op instances were simulated plainly.
+    """Record that about ``ops`` op instances were simulated by the plain loop.
 
-    Who has many jobs that are not worth compiling each is thereby not worse off, in the end, than
-    by a factor of two.
+    With many small jobs the total time is then at most twice that of the best choice.
     """
     global _spent_s
     _spent_s += ops * PLAIN_OP_S
@@ -120,10 +119,11 @@ def spent(ops: float) -> None:
 
 @functools.cache
 def _load() -> Loop:
-    """Make the compiled loop ready; what is not on disk is compiled when first called.
+    """Prepare the compiled loop; functions that are not cached on disk are compiled on their first
+    call.
 
-    What is on disk goes by the closure of an entry, among other things: the digest in it makes
-    sure that it is the code of this source.
+    Numba's cache key includes the closure of an entry point. The digest in the closure ensures that
+    cached code belongs to this source.
     """
     from perfmodel.engine.numba_world import Handle
 
@@ -133,9 +133,9 @@ def _load() -> Loop:
 
 
 def _digest() -> int:
-    """A number for the functions as they are in this process, and the layout of a world.
+    """Hash of the functions loaded in this process and of the layout of a world.
 
-    Not for their files: those may have changed since they were read.
+    It does not use the source files, which may have changed since they were imported.
     """
     sources = hashlib.sha256(repr((World._fields, DTYPES)).encode())
     for module in _MODULES:
@@ -153,8 +153,8 @@ def _digest() -> int:
 def _functions() -> dict[str, Any]:
     """The compiled functions by name.
 
-    Each is compiled in a copy of its module's names in which the others are compiled as well,
-    once, for the types it is annotated with, after those that it calls.
+    Each function is compiled once, for its annotated types, after the functions that it calls, in a
+    copy of its module's namespace where those are replaced by their compiled versions.
     """
     import numba
 
@@ -239,7 +239,7 @@ def _entry(function: Callable[..., Any]) -> Any:
 
     try:
         return numba.njit(cache=True)(function)
-    except RuntimeError:  # there is nowhere to keep it
+    except RuntimeError:  # no writable cache directory
         return numba.njit(function)
 
 
@@ -255,7 +255,7 @@ def _is_ready(loop: Loop) -> bool:
 
 
 def _is_kept(entry: Any, kinds: tuple[Any, ...]) -> bool:
-    """Whether an entry's compiled code is on disk, or in this process already."""
+    """Whether the compiled code of an entry point is on disk, or already in this process."""
     cache = entry._cache
     if kinds in entry.overloads:
         return True

@@ -1,4 +1,4 @@
-"""Why the pace is what it is, and why nothing moves: chains of ops that wait for each other."""
+"""The critical cycle: the chain of ops that determines the period."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from perfmodel.graph.rules import Activity, Batch, Every, Mailbox, Quorum
 
 
 def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[CriticalOp, ...]:
-    """The ops that the period consists of, in the order in which they run; empty if not found.
+    """The ops whose times add up to the period, in the order in which they run; empty if not found.
 
-    From the latest end of an iteration a walk leads back through what let each op start: the last
-    of its inputs, or the op that freed its slot. Each op starts when the one before has ended.
-    Where the walk meets an op again a whole number of periods earlier, it would go on for ever in
-    the same way: what lies between is the cycle, and its times add up to those periods.
+    A walk goes back from the latest end of an iteration, from each op to the one that let it start:
+    its last input, or the op that freed its slot. Each op starts when the previous one ends. When
+    the walk meets an op again a whole number of periods earlier, it would repeat for ever: the part
+    in between is the cycle, and its times add up to those periods.
     """
     depth = int(column(world, "state", "depth")[0])
     group = int(np.argmax(np.array(world.marked_at)))
@@ -49,7 +49,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
 
 
 def _irregular(graph: OpGraph) -> set[int]:
-    """Ops that do not do the same in each iteration: a part of a walk may leave them out."""
+    """Ops that do not do the same in each iteration: a section of a walk may not represent them."""
     found: set[int] = set()
     for rule in graph.rules:
         if isinstance(rule, Activity):
@@ -60,10 +60,10 @@ def _irregular(graph: OpGraph) -> set[int]:
 
 
 def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:
-    """A part of a closed walk that meets no op twice; where nothing waited for a slot it will do.
+    """A section of a closed walk that contains no op twice; valid where no op waited for a slot.
 
-    The cycles that the walk consists of then have the same ratio of time to iterations: none has
-    a larger one than the walk, so none has a smaller one.
+    All cycles within the walk then have the same ratio of time to iterations: none can have a
+    larger one than the whole walk, so none has a smaller one.
     """
     if any(step.waited for step in walk):
         return walk
@@ -80,4 +80,4 @@ def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:
 
 
 SAME = 1e-9
-"""How far the length of a cycle may be from whole periods, relative to the period."""
+"""Tolerance for a cycle's length being a whole number of periods, relative to the period."""

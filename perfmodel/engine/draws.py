@@ -1,4 +1,4 @@
-"""Counter-based random numbers, and the factors they put on durations."""
+"""Counter-based random numbers, and the factors of durations drawn with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def philox(a: int, b: int, key: int) -> tuple[int, int]:
 
 
 def noise_factor(w: World, stream: int, iteration: int) -> float:
-    """Factor of a stream in an iteration: one of the equally likely values of its table."""
+    """Factor of a stream in an iteration: one of the equally likely values in its table."""
     x = w.streams[stream]
     if x.at != iteration:
         x.at = iteration

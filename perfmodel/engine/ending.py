@@ -1,4 +1,4 @@
-"""Operations end: slots are released, tokens passed on, gates and batches told."""
+"""End of operations: release slots, pass tokens on, update gates and batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perfmodel.engine.waits import open_wait, walk_critical
 
 
 def piece_moved(w: World, op: Id) -> None:
-    """The op's bytes, or the piece of them that was sent, have been moved."""
+    """The transfer of the op's bytes, or of its current piece, has ended."""
     s, o = w.state[0], w.ops[op]
     if o.extra >= 0 and bytes_left(w, op) > 0.0:
         _release(w, op)
@@ -57,7 +57,7 @@ def _release(w: World, op: Id) -> None:
 
 
 def end_op(w: World, op: Id) -> None:
-    """The op's work is done: free its slots, pass on its tokens once its latency is over."""
+    """End an op: free its slots, and pass on its tokens after its latency."""
     s, o = w.state[0], w.ops[op]
     now = s.now
     latency = w.extras[o.extra].latency if o.extra >= 0 else 0.0
@@ -80,9 +80,9 @@ def end_op(w: World, op: Id) -> None:
 
 
 def tokens_arrive(w: World, op: Id, active: bool) -> None:
-    """Hand the tokens of the op's oldest instance that is still on its way to who waits.
+    """Deliver the tokens of the op's oldest instance in flight to its successors.
 
-    One that was not active raises no counter, and puts nothing into a mailbox.
+    An inactive instance raises no counter and sends nothing to a mailbox.
     """
     s, o = w.state[0], w.ops[op]
     record = NONE
@@ -108,7 +108,7 @@ def tokens_arrive(w: World, op: Id, active: bool) -> None:
 
 
 def _to_gate(w: World, k: int, source: int, active: bool) -> None:
-    """A token comes along edge ``k`` to an op with a gate."""
+    """Deliver a token along edge ``k`` to an op with a gate."""
     s, edge = w.state[0], w.gate_edges[-1 - w.edges[k].target]
     x = w.specials[w.extras[w.ops[edge.target].extra].special]
     if edge.kind == TO_QUORUM:
@@ -140,7 +140,7 @@ def _is_batch(w: World, op: Id) -> bool:
 
 
 def batch_tick(w: World, op: Id) -> None:
-    """Admit what is there; the op takes it up if it is not under way."""
+    """Admit the items that are ready; the op starts with them if it is not already running."""
     x = w.specials[w.extras[w.ops[op].extra].special]
     x.count = 0
     waiting = 0
@@ -154,7 +154,7 @@ def batch_tick(w: World, op: Id) -> None:
 
 
 def _unload_batch(w: World, op: Id, record: int) -> None:
-    """Hand out the items that have been moved, and go on with what was admitted beside them."""
+    """Deliver the items that were moved, and continue with the remaining admitted ones."""
     x = w.specials[w.extras[w.ops[op].extra].special]
     waiting = 0
     for i in range(x.alternative, x.alternative + x.alternatives):

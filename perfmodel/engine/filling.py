@@ -1,4 +1,4 @@
-"""Max-min fair rates of transfers, worked out link by link."""
+"""Max-min fair rates of transfers, computed link by link."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from perfmodel.engine.pools import (
 )
 
 CLEAN, DIRTY, DONE = range(3)
-"""Links while rates are filled: not concerned, to be filled, filled."""
+"""States of links during filling: not affected, to be filled, filled."""
 KEPT, RISING, FIXED = range(3)
-"""Routes meanwhile: as before, held back by nothing that is known, at a new rate."""
+"""States of routes during filling: unchanged, without a known limit so far, at a new rate."""
 
 
 # -- filling -----------------------------------------------------------------------------------
 
 
 def set_own_pace(w: World, route: int) -> None:
-    """Give a route on no link the rate of its cap."""
+    """Give a route without links the rate of its cap."""
     s, r = w.state[0], w.routes[route]
     if r.count > 0 and w.places[route] < 0:
         join_pool(w, route, s.n_links + route)
@@ -40,10 +40,10 @@ def set_own_pace(w: World, route: int) -> None:
 def fill_links(w: World, n: int) -> None:
     """Make the rates fair again after the first ``n`` changed routes have changed.
 
-    The links concerned are filled in the order of their levels, from the lowest: a link fixes the
-    routes that nothing lower holds back. Where that changes what a route gets, its other links are
-    concerned as well, and only there. None of them is full at a level that has been passed: what
-    one route gets depends on lower levels alone.
+    Affected links are filled in the order of their levels, from the lowest: a link fixes the rates
+    of the routes that no lower link limits. If that changes a route's rate, its other links become
+    affected too. None of them can be full at a level already passed, because a route's rate depends
+    on lower levels only.
     """
     s = w.state[0]
     s.region_links = s.region_routes = s.filling = 0
@@ -82,7 +82,7 @@ def _mark_path(w: World, route: Id) -> None:
             if link.owner >= 0:
                 _dissolve(w, link.owner)
             link.owner = MIXED if link.n > 0 else NONE
-            if s.plain == 0:  # the sum of all changes to the load has been rounded often
+            if s.plain == 0:  # the load is a running sum, with accumulated rounding errors
                 link.load = 0.0
                 for k in range(link.first, link.first + link.n):
                     link.load += w.active[k].load
@@ -90,7 +90,7 @@ def _mark_path(w: World, route: Id) -> None:
 
 
 def _open_route(w: World, route: Id) -> None:
-    """Let a route rise as far as its links and its cap let it."""
+    """Let a route's rate rise up to the limits of its links and its cap."""
     s = w.state[0]
     w.routes[route].marked = RISING
     w.region_routes[s.region_routes] = route
@@ -109,7 +109,7 @@ def _mark_link(w: World, x: Id) -> None:
 
 
 def _weigh(w: World, x: Id, level: float) -> None:
-    """Find the level at which a link is full as far as is known; it may rise later."""
+    """Find the level at which a link is full, as currently known; it may rise later."""
     link, p = w.links[x], w.pools[x]
     share = link.left / link.open if link.stale == 0 else INFINITE
     if share > link.above * ROUNDING or link.stale != 0:
@@ -124,10 +124,10 @@ def _weigh(w: World, x: Id, level: float) -> None:
 
 
 def _level_when_full(w: World, x: Id) -> float:
-    """To what level those on a link may rise that are not held back elsewhere.
+    """The level that routes on a link reach if no other link limits them.
 
-    Newton's method on what they get together, a concave function of the level. It begins where the
-    link was full before, and mostly ends there.
+    Newton's method on their total rate, a concave function of the level. It starts from the
+    previous level of the link, which is usually still the solution.
     """
     link, p = w.links[x], w.pools[x]
     guess = p.rate if p.n > 0 else INFINITE
@@ -161,14 +161,14 @@ def _level_when_full(w: World, x: Id) -> float:
 
 
 def _open_pool(w: World, x: Id, level: float) -> None:
-    """Let the routes of a pool rise; their other links may now be full at lower levels."""
+    """Let the routes of a pool rise; their other links may now become full at lower levels."""
     p, share = w.pools[x], w.links[x].share
     for k in range(p.first, p.first + p.n):
         route = w.members[k]
         r = w.routes[route]
         if r.marked == FIXED:
             continue
-        first = r.marked == KEPT  # what is to be filled has not been weighed with it yet
+        first = r.marked == KEPT  # links still to be filled were weighed without it
         if first:
             _open_route(w, route)
         for e in range(r.first, r.last):
@@ -208,17 +208,17 @@ def _fix_routes(w: World, x: Id, level: float) -> None:
 
 
 def _is_held(w: World, route: Id, level: float) -> bool:
-    """Whether a link that is full at ``level`` is what holds back a route of another pool."""
+    """Whether a link that is full at ``level`` is what limits a route of another pool."""
     s, r = w.state[0], w.routes[route]
     if r.rate > level * ROUNDING:
         return True
     if r.rate * ROUNDING < level or r.home >= s.n_links:
         return False
-    return bool(w.links[r.home].marked == DIRTY)  # where it might rise yet
+    return bool(w.links[r.home].marked == DIRTY)  # there its rate may still rise
 
 
 def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
-    """Fix a route's rate for each unit of weight: it belongs to the pool ``goal``."""
+    """Fix a route's rate per unit of weight, and assign it to the pool ``goal``."""
     s, r = w.state[0], w.routes[route]
     if r.marked == KEPT:
         w.region_routes[s.region_routes] = route
@@ -244,7 +244,7 @@ def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
 
 
 def _apply(w: World) -> None:
-    """Move routes to their new pools, at their new rates; find out who owns what."""
+    """Move routes to their new pools, at their new rates, and update the owners of links."""
     s = w.state[0]
     for k in range(s.region_routes):
         route = w.region_routes[k]
@@ -290,7 +290,7 @@ def _keeps_to_itself(w: World, pool: int) -> bool:
 
 
 def _own(w: World, pool: int) -> None:
-    """Note that a pool keeps to itself."""
+    """Record that no other pool shares links with this one."""
     p = w.pools[pool]
     p.limit = INFINITE
     for k in range(p.first, p.first + p.n):
@@ -301,7 +301,7 @@ def _own(w: World, pool: int) -> None:
 
 
 def _dissolve(w: World, pool: int) -> None:
-    """Note that a pool may no longer keep to itself."""
+    """Record that other pools may share links with this one."""
     p = w.pools[pool]
     for k in range(p.first, p.first + p.n):
         r = w.routes[w.members[k]]
@@ -314,7 +314,7 @@ def _dissolve(w: World, pool: int) -> None:
 
 
 def _queue(w: World, x: Id, share: float) -> None:
-    """Put a link in its place among those to be filled, a heap in order of (share, link)."""
+    """Insert or move a link in the heap of links to be filled, ordered by (share, link)."""
     s, link = w.state[0], w.links[x]
     before, link.share = link.share, share
     if share == INFINITE:
@@ -329,7 +329,7 @@ def _queue(w: World, x: Id, share: float) -> None:
 
 
 def _unqueue(w: World, x: Id) -> None:
-    """Take a link out of those to be filled."""
+    """Remove a link from the heap of links to be filled."""
     s, link = w.state[0], w.links[x]
     i = link.place
     if i < 0:
@@ -343,7 +343,7 @@ def _unqueue(w: World, x: Id) -> None:
 
 
 def _rise_to_share(w: World, i: int, x: Id) -> None:
-    """Move a link up to its place from the gap at ``i``."""
+    """Sift a link up, from the gap at ``i``."""
     share = w.links[x].share
     while i > 0:
         parent = (i - 1) >> 1
@@ -358,7 +358,7 @@ def _rise_to_share(w: World, i: int, x: Id) -> None:
 
 
 def _sink_to_share(w: World, i: int, x: Id) -> None:
-    """Move a link down to its place from the gap at ``i``."""
+    """Sift a link down, from the gap at ``i``."""
     n, share = w.state[0].filling, w.links[x].share
     child = 2 * i + 1
     while child < n:

@@ -1,4 +1,4 @@
-"""A graph laid out as the state of a simulation in which nothing has happened yet."""
+"""Lays out a graph as the initial state of a simulation."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _PROBE_ROOM = 3
 def make_world(
     graph: OpGraph, seed: int = 0, *, depth: int = 0, limit: int = NONE, record: range = range(0)
 ) -> tuple[World, Kept]:
-    """The state before the first instant, in arrays; and what :func:`give_back` takes.
+    """The state before the first instant, in arrays; and the argument of :func:`give_back`.
 
     Parameters
     ----------
-    depth : instances of each op remembered, to walk back from a wait to what caused it; 0 or a
-        power of two.
-    limit : how often each op runs, NONE for without end.
+    depth : instances of each op that are recorded, to trace a wait back to its cause; 0 or a power
+    of two.
+    limit : how often each op runs, NONE for no limit.
     record : iterations of which the timeline is kept.
     """
     kept = _kept.pop(graph, None)
@@ -79,9 +79,9 @@ def make_world(
 
 
 class Kept(NamedTuple):
-    """A world that is no longer in use, and what was written in it, with the values at first.
+    """A world that is no longer in use, its arrays that were written to, and their initial values.
 
-    Memory that was used before costs a fraction of memory fresh from the operating system.
+    Reusing memory is much cheaper than getting new memory from the operating system.
     """
 
     world: World
@@ -102,7 +102,7 @@ _REWRITTEN = tuple(
     ).split()
 )
 _OP_REWRITTEN = ("missing", "holds")
-"""The first and the last of the fields that are written; those between them go along."""
+"""First and last of the fields that are written to; those in between are restored with them."""
 _SPANS = ("span_ready", "span_start", "span_end")
 
 
@@ -117,18 +117,101 @@ def _part(records: NDArray[Any], first: str, last: str) -> NDArray[Any]:
 
 
 def _lay_out(graph: OpGraph) -> World:
-    """What is the same for every simulation of a graph."""
-    n, groups = graph.n_ops, graph.n_groups
+    """Everything that is the same for each simulation of a graph."""
     edges, into, out_start, in_start = _edges(graph)
-    lags = graph.edge_lag
+    free = (np.diff(graph.route_start) == 0) & np.isinf(graph.route_cap_bytes_per_s)
+    by_route = np.append(np.where(free, NONE, np.arange(len(free))), NONE).astype(INT32)
+    holds, hold = _holds(graph)
+    ops = _ops(graph, out_start, in_start, hold, by_route)
+    extras = Extras(ops)
+    _set_extras(graph, extras)
+    rules = lay_out_rules(graph, ops, extras, edges, by_route)
+    slots, queue = _slots(graph, rules.slots)
+    users = np.concatenate([ops["route"], rules.alternatives["route"]])
+    probes, watched, stamps = _probes(graph, extras)
+    groups = np.zeros(graph.n_groups, GROUP)
+    groups["device"] = graph.group_device
+    streams, factors = _streams(graph)
+    return World(
+        state=_state(graph),
+        ops=ops,
+        edges=edges,
+        gate_edges=rules.gate_edges,
+        holds=holds,
+        slots=slots,
+        groups=groups,
+        streams=streams,
+        extras=extras.made(),
+        specials=rules.specials,
+        alternatives=rules.alternatives,
+        items=rules.items,
+        probes=probes,
+        into=into,
+        into_first=in_start.astype(INT32),
+        queue=queue,
+        cause=graph.op_cause.astype(INT32),
+        table=factors,
+        watched=watched,
+        counter_every=graph.counter_every.astype(INT64),
+        **_network(graph, users),
+        **_work_space(graph),
+        **_counts(graph, stamps),
+        **_REPLACED,
+    )
+
+
+_REPLACED: dict[str, NDArray[Any]] = {
+    **dict.fromkeys(("arrived",), np.zeros(0, INT32)),
+    **dict.fromkeys(("history",), np.zeros(0, HISTORY)),
+    **dict.fromkeys(("late", "critical", "critical_count", *_SPANS), np.zeros(0)),
+}
+"""Empty arrays for what :func:`make_world` replaces."""
+
+
+def _state(graph: OpGraph) -> NDArray[Any]:
+    """The one record of single numbers."""
+    state = np.zeros(1, STATE)
+    plain = bool(
+        np.all(graph.route_weight == 1.0)
+        and np.all(graph.route_units == 1.0)
+        and np.all(np.isinf(graph.route_cap_bytes_per_s))
+    )
+    for name, value in (
+        ("n_ops", graph.n_ops),
+        ("n_links", len(graph.link_capacity_bytes_per_s)),
+        ("n_groups", graph.n_groups),
+        ("plain", plain),
+        ("behind", graph.n_groups),
+        ("timer_room", _timer_room(graph)),
+        ("staggered", graph.staggered),
+        ("bins", _bins(graph)),
+    ):
+        state[name] = value
+    return state
+
+
+def _timer_room(graph: OpGraph) -> int:
+    return graph.n_ops + 64
+
+
+def _bins(graph: OpGraph) -> int:
+    """Bins of the histogram of staleness."""
+    return max(256, 16 * int(graph.group_count.sum())) if len(graph.counter_every) else 1
+
+
+def _ops(
+    graph: OpGraph,
+    out_start: NDArray[Any],
+    in_start: NDArray[Any],
+    hold: NDArray[Any],
+    by_route: NDArray[Any],
+) -> NDArray[Any]:
+    """A record for each op."""
+    n, lags = graph.n_ops, graph.edge_lag
     lacking = np.bincount(graph.edge_target[lags == 0], minlength=n)
     early = np.bincount(graph.edge_target, np.maximum(lags - 1, 0), minlength=n)
-    free_ride = (np.diff(graph.route_start) == 0) & np.isinf(graph.route_cap_bytes_per_s)
-    by_route = np.append(np.where(free_ride, NONE, np.arange(len(free_ride))), NONE).astype(INT32)
-    noisy = np.append(graph.stream_cv > 0.0, False)
-    holds, hold = _holds(graph)
     ops = aligned(n, OP)
-    for at in range(0, n, _CHUNK):  # what was just written is still in the cache
+    for at in range(0, n, _CHUNK):  # in chunks that stay in the cache
         part = slice(at, min(at + _CHUNK, n))
         some = ops[part]
         some["seconds"] = graph.op_seconds[part]
@@ -143,24 +226,36 @@ def _lay_out(graph: OpGraph) -> World:
         some["route"] = np.where(graph.op_bytes[part] > 0.0, by_route[graph.op_route[part]], NONE)
         some["extra"] = NONE
     ops["need"] = np.diff(in_start) + 1
-    extras = Extras(ops)
+    return ops
+
+
+_CHUNK = 4096
+
+
+def _set_extras(graph: OpGraph, extras: Extras) -> None:
+    """Latencies, noise, and the ops that end an iteration."""
     late = np.flatnonzero(graph.op_latency_s)
     extras.set("latency", late, graph.op_latency_s[late])
-    streams_of = np.where(noisy[graph.op_stream], graph.op_stream, NONE)
-    extras.set("stream", np.flatnonzero(streams_of != NONE), streams_of[streams_of != NONE])
-    extras.set("mark", graph.group_mark, np.arange(groups))
+    noisy = np.append(graph.stream_cv > 0.0, False)
+    streams = np.where(noisy[graph.op_stream], graph.op_stream, NONE)
+    extras.set("stream", np.flatnonzero(streams != NONE), streams[streams != NONE])
+    extras.set("mark", graph.group_mark, np.arange(graph.n_groups))
 
-    specials, alternatives, chosen, items, gate_edges = lay_out_rules(
-        graph, ops, extras, edges, by_route
-    )
 
+def _slots(graph: OpGraph, alternative: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A record for each slot, and room for the queues of all."""
     slots = aligned(len(graph.slot_capacity), SLOT)
     slots["free"] = graph.slot_capacity
     slots["released"], slots["releaser"], slots["group"] = -1.0, NONE, NONE
-    slots["group"][graph.group_device] = np.arange(groups)
-    waiting = starts(np.bincount(np.append(graph.hold_slots, chosen), minlength=len(slots)))
-    slots["first"] = waiting[:-1]
+    slots["group"][graph.group_device] = np.arange(graph.n_groups)
+    users = np.append(graph.hold_slots, alternative)
+    first = starts(np.bincount(users, minlength=len(slots)))
+    slots["first"] = first[:-1]
+    return slots, np.zeros(int(first[-1]), INT32)
 
+
+def _network(graph: OpGraph, users: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Links, paths, routes and pools; ``users`` are the routes that ops may take, NONE included."""
     n_routes, n_links = len(graph.route_weight), len(graph.link_capacity_bytes_per_s)
     links = np.zeros(n_links, LINK)
     links["capacity"] = graph.link_capacity_bytes_per_s
@@ -175,129 +270,86 @@ def _lay_out(graph: OpGraph) -> World:
     routes["cap"] = graph.route_cap_bytes_per_s / graph.route_weight
     routes["first"], routes["last"] = graph.route_start[:-1], graph.route_start[1:]
     routes["home"] = NONE
-    users = np.concatenate([ops["route"], alternatives["route"]])
     flows = starts(np.bincount(users[users >= 0], minlength=n_routes))
     routes["flow"] = flows[:-1]
     pools = aligned(n_links + n_routes, POOL)
     pools["first"] = np.concatenate([crossing[:-1], crossing[-1] + np.arange(n_routes)])
     pools["place"] = NONE
     pools["limit"] = np.inf
+    return {
+        "links": links,
+        "paths": paths,
+        "routes": routes,
+        "pools": pools,
+        "active": np.zeros(len(paths), ACTIVE),
+        "members": np.zeros(len(paths) + n_routes, INT32),
+        "keys": np.zeros(len(paths) + n_routes),
+        "places": np.full(n_routes, NONE, INT32),
+        "flying": np.zeros(int(flows[-1]), INT32),
+        "levels": np.zeros(int(flows[-1])),
+        "agenda": np.zeros(len(pools), INT32),
+        "due": np.zeros(len(pools)),
+        "ended": np.zeros(int(np.diff(flows).max(initial=0)), INT32),
+    }
 
-    members = np.zeros(groups, GROUP)
-    members["device"] = graph.group_device
+
+def _work_space(graph: OpGraph) -> dict[str, NDArray[Any]]:
+    """Timers, and lists that are empty between two instants."""
+    n_routes, n_links = len(graph.route_weight), len(graph.link_capacity_bytes_per_s)
+    return {
+        "timer_time": np.zeros(_timer_room(graph)),
+        "timer_what": np.zeros(_timer_room(graph), INT64),
+        "soon": np.zeros(graph.n_ops + 1, INT32),
+        "touched": np.zeros(len(graph.slot_capacity), INT32),
+        "changed": np.zeros(n_routes, INT32),
+        "region_links": np.zeros(n_links, INT32),
+        "region_routes": np.zeros(n_routes, INT32),
+        "region_pools": np.zeros(n_links, INT32),
+        "filling": np.zeros(n_links, INT32),
+        "share": np.zeros(n_links),
+    }
+
+
+def _counts(graph: OpGraph, stamps: int) -> dict[str, NDArray[Any]]:
+    """Counters and sums, all zero."""
+    n_counters, groups = len(graph.counter_every), graph.n_groups
+    return {
+        "counters": np.zeros(n_counters, INT64),
+        "counter_part": np.zeros(n_counters, INT64),
+        "stamp_time": np.zeros(stamps),
+        "stamp_count": np.zeros(stamps, INT64),
+        "moved": np.zeros(len(graph.route_weight)),
+        "waits": np.zeros(groups * len(CAUSES)),
+        "marked_at": np.zeros(groups),
+        "marked_busy": np.zeros(groups),
+        "marked_waits": np.zeros(groups * len(CAUSES)),
+        "histogram": np.zeros(_bins(graph), INT64),
+        "stale_sum": np.zeros(groups, INT64),
+        "stale_count": np.zeros(groups, INT64),
+    }
+
+
+def _streams(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A record for each stream, and the tables of factors, one after another."""
     streams = np.zeros(len(graph.stream_cv), STREAM)
     streams["at"] = NONE
-    values = np.zeros(0)
-    if noisy.any():
-        kinds, which = np.unique(
-            np.stack([graph.stream_cv, graph.stream_kind]), axis=1, return_inverse=True
-        )
-        values = np.concatenate([table(float(cv), int(kind)) for cv, kind in kinds.T])
-        streams["first"] = which.ravel() * TABLE
-    probes, watched, stamps = _probes(graph, extras)
-    stamp_count = np.zeros(stamps, INT64)
-
-    state = np.zeros(1, STATE)
-    plain = bool(
-        np.all(graph.route_weight == 1.0)
-        and np.all(graph.route_units == 1.0)
-        and np.all(np.isinf(graph.route_cap_bytes_per_s))
+    if not (graph.stream_cv > 0.0).any():
+        return streams, np.zeros(0)
+    kinds, which = np.unique(
+        np.stack([graph.stream_cv, graph.stream_kind]), axis=1, return_inverse=True
     )
-    for name, value in (
-        ("n_ops", n),
-        ("n_links", n_links),
-        ("n_groups", groups),
-        ("plain", plain),
-        ("behind", groups),
-        ("timer_room", n + 64),
-        ("staggered", graph.staggered),
-    ):
-        state[name] = value
-    n_counters = len(graph.counter_every)
-    bins = max(256, 16 * int(graph.group_count.sum())) if n_counters else 1
-    state["bins"] = bins
-    nothing = np.zeros(0)
-    no_ids = np.zeros(0, INT32)
-    return World(
-        state=state,
-        ops=ops,
-        edges=edges,
-        gate_edges=gate_edges,
-        holds=holds,
-        slots=slots,
-        links=links,
-        paths=paths,
-        routes=routes,
-        pools=pools,
-        groups=members,
-        streams=streams,
-        extras=extras.made(),
-        specials=specials,
-        alternatives=alternatives,
-        items=items,
-        probes=probes,
-        into=into,
-        into_first=in_start.astype(INT32),
-        arrived=no_ids,
-        queue=np.zeros(int(waiting[-1]), INT32),
-        active=np.zeros(len(paths), ACTIVE),
-        members=np.zeros(len(paths) + n_routes, INT32),
-        keys=np.zeros(len(paths) + n_routes),
-        places=np.full(n_routes, NONE, INT32),
-        flying=np.zeros(int(flows[-1]), INT32),
-        levels=np.zeros(int(flows[-1])),
-        agenda=np.zeros(len(pools), INT32),
-        due=np.zeros(len(pools)),
-        timer_time=np.zeros(n + 64),
-        timer_what=np.zeros(n + 64, INT64),
-        soon=np.zeros(n + 1, INT32),
-        touched=np.zeros(len(slots), INT32),
-        changed=np.zeros(n_routes, INT32),
-        ended=np.zeros(int(np.diff(flows).max(initial=0)), INT32),
-        region_links=np.zeros(n_links, INT32),
-        region_routes=np.zeros(n_routes, INT32),
-        region_pools=np.zeros(n_links, INT32),
-        filling=np.zeros(n_links, INT32),
-        share=np.zeros(n_links),
-        history=np.zeros(0, HISTORY),
-        span_ready=nothing,
-        span_start=nothing,
-        span_end=nothing,
-        cause=graph.op_cause.astype(INT32),
-        late=nothing,
-        table=values,
-        watched=watched,
-        counters=np.zeros(n_counters, INT64),
-        counter_every=graph.counter_every.astype(INT64),
-        counter_part=np.zeros(n_counters, INT64),
-        stamp_time=np.zeros(stamps),
-        stamp_count=stamp_count,
-        moved=np.zeros(n_routes),
-        waits=np.zeros(groups * len(CAUSES)),
-        marked_at=np.zeros(groups),
-        marked_busy=np.zeros(groups),
-        marked_waits=np.zeros(groups * len(CAUSES)),
-        critical=nothing,
-        critical_count=nothing,
-        histogram=np.zeros(bins, INT64),
-        stale_sum=np.zeros(groups, INT64),
-        stale_count=np.zeros(groups, INT64),
-    )
-
-
-_CHUNK = 4096
+    streams["first"] = which.ravel() * TABLE
+    return streams, np.concatenate([table(float(cv), int(kind)) for cv, kind in kinds.T])
 
 
 def _holds(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
-    """What ops hold, and where that of each begins.
+    """Records of held slots, and the index of each op's first one.
 
-    First comes one unit of each slot. All that hold just that share it, and it stays in the cache.
+    The first records are one unit of each slot. Ops that hold one unit of one slot share them, so
+    that they stay in the cache.
     """
-    counts, first, slots = (
-        np.diff(graph.hold_start),
-        graph.hold_start[:-1],
-        len(graph.slot_capacity),
-    )
+    counts, first = np.diff(graph.hold_start), graph.hold_start[:-1]
+    slots = len(graph.slot_capacity)
     single = counts == 1
     single[single] = graph.hold_units[first[single]] == 1
     listed = np.repeat(~single, counts)
@@ -311,7 +363,7 @@ def _holds(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
-    """Edges by source, their numbers by target, and where each op's begin."""
+    """Edges sorted by source, edge ids sorted by target, and the first index of each op in both."""
     n = graph.n_ops
     outs = starts(np.bincount(graph.edge_source, minlength=n))
     ins = starts(np.bincount(graph.edge_target, minlength=n))
@@ -325,7 +377,7 @@ def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
 
 
 def _probes(graph: OpGraph, extras: Extras) -> tuple[NDArray[Any], NDArray[Any], int]:
-    """Probes, the lists of those that each op opens or closes, and room for their stamps."""
+    """Probes, the lists of probes that each op opens or closes, and the number of stamps."""
     n_probes = len(graph.probe_open)
     probes = np.zeros(n_probes, PROBE)
     probes["counter"], probes["group"] = graph.probe_counter, graph.probe_group

@@ -1,10 +1,10 @@
-"""How the rules of a graph are laid out in arrays."""
+"""Lays out the rules of a graph in arrays."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ INT32, INT64 = "i4", "i8"
 
 
 def aligned(n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Zeroed records that begin where a cache line does."""
+    """Zeroed records, aligned to cache lines."""
     room = np.zeros(n * dtype.itemsize + 64, np.uint8)
     first = -room.ctypes.data % 64
     records: NDArray[Any] = room[first : first + n * dtype.itemsize].view(dtype)
@@ -27,7 +27,7 @@ def aligned(n: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class Extras:
-    """What only some ops have: a record for each of those."""
+    """Collects the fields that only some ops have; a record for each of those ops."""
 
     def __init__(self, ops: NDArray[Any]) -> None:
         self._ops = ops
@@ -38,7 +38,7 @@ class Extras:
         self._set.append((field, ops, values))
 
     def made(self) -> NDArray[Any]:
-        """Extras of the ops that have any."""
+        """Records of the ops that have any; their index is noted in the ops."""
         every = np.concatenate([ops for _, ops, _ in self._set])
         having = np.flatnonzero(np.bincount(every, minlength=len(self._ops)))
         self._ops["extra"][having] = np.arange(len(having))
@@ -50,101 +50,41 @@ class Extras:
         return extras
 
 
+class RuleTables(NamedTuple):
+    """Arrays that describe the rules of a graph; fields as in :mod:`perfmodel.engine.world`."""
+
+    specials: NDArray[Any]
+    alternatives: NDArray[Any]
+    slots: NDArray[Any]
+    """Slots of alternatives, which need room in the queues."""
+    items: NDArray[Any]
+    gate_edges: NDArray[Any]
+
+
 def lay_out_rules(
     graph: OpGraph,
     ops: NDArray[Any],
     extras: Extras,
     edges: NDArray[Any],
     by_route: NDArray[Any],
-) -> tuple[NDArray[Any], ...]:
-    """Specials, alternatives, the slots of alternatives, items of batches, edges of gates."""
-    gates: dict[int, list[int]] = {}
-    special: list[dict[str, Any]] = []
-    index: dict[int, int] = {}
-    alternatives: list[tuple[float, int, int, int]] = []
-    slots: list[int] = []
-    items: list[tuple[float, int, int, int, int]] = []
-
-    def of(op: int) -> dict[str, Any]:
-        if op not in index:
-            index[op] = len(special)
-            special.append(dict(_ORDINARY))
-        return special[index[op]]
-
-    def incoming(op: int, kind: int, sources: Sequence[int] | None = None) -> list[int]:
-        """Turn the edges into ``op`` (from ``sources``) into edges of a kind."""
-        found: list[int] = []
-        for k in np.flatnonzero(edges["target"] == op).tolist():
-            source = int(np.searchsorted(ops["out"], k, side="right")) - 1
-            if sources is None or source in sources:
-                gates[k] = [op, kind, NONE]
-                ops["need"][op] -= 1
-                ops["missing"][op] -= edges["tokens"][k] == 0
-                ops["early"][op] -= max(edges["tokens"][k] - 1, 0)
-                found.append(k)
-        return found
-
+) -> RuleTables:
+    """Lay out all rules; ``ops`` and ``edges`` are changed where rules apply to them."""
+    layout = _RuleLayout(graph, ops, edges, by_route)
     for rule in graph.rules:
         if isinstance(rule, Activity):
-            each = (rule.ops.tolist(), rule.draw.tolist(), rule.chosen.tolist())
-            for op, stream, chosen in zip(*each, strict=True):
-                of(op).update(
-                    every=rule.every,
-                    phase=rule.phase,
-                    probability=rule.probability,
-                    activity=stream,
-                    chosen=chosen,
-                    among=rule.among,
-                )
+            layout.activity(rule)
         elif isinstance(rule, Quantum):
             for op in rule.ops.tolist():
-                of(op)["quantum"] = rule.bytes
+                layout.special_of(op)["quantum"] = rule.bytes
         elif isinstance(rule, Choice):
-            count = rule.latency_s.shape[1]
-            for row, op in enumerate(rule.ops.tolist()):
-                of(op).update(
-                    choice=int(rule.draw[row]), alternative=len(alternatives), alternatives=count
-                )
-                own_route = int(ops["route"][op])
-                for k, latency in enumerate(rule.latency_s[row].tolist()):
-                    route = own_route if rule.routes is None else int(by_route[rule.routes[row, k]])
-                    hold, held = int(ops["hold"][op]), int(ops["holds"][op])
-                    if rule.slots is not None:
-                        slot = int(rule.slots[row, k])
-                        hold, held = slot, int(slot != NONE)
-                        slots += [slot] if slot != NONE else []
-                    moves = graph.op_bytes[op] > 0.0
-                    alternatives.append((latency, hold, held, route if moves else NONE))
+            layout.choice(rule)
         elif isinstance(rule, (Quorum, Every)):
-            gate = codes.QUORUM if isinstance(rule, Quorum) else codes.EVERY
-            kind = codes.TO_QUORUM if isinstance(rule, Quorum) else codes.TO_EVERY
-            ins = incoming(rule.op, kind)
-            tokens = edges["tokens"][ins]
-            have = int((tokens > 0).sum()) if gate == codes.QUORUM else int(tokens.sum())
-            of(rule.op).update(gate=gate, need=rule.count, count=have, open=have >= rule.count)
-            ops["missing"][rule.op] += have < rule.count
-            if gate == codes.QUORUM:
-                _drain(graph, ops, edges, gates, rule.op, ins)
+            layout.gate(rule)
         elif isinstance(rule, Mailbox):
-            ins = incoming(rule.op, codes.TO_MAILBOX, rule.sources.tolist())
-            have = int(edges["tokens"][ins].sum())
-            of(rule.op).update(gate=codes.MAILBOX, per_token=rule.per_token_s, count=have)
+            layout.mailbox(rule)
         else:
-            ops["route"][rule.op] = by_route[graph.op_route[rule.op]]
-            _batch(rule, ops, edges, gates, of(rule.op), items, incoming)
-    extras.set("special", np.array(list(index), INT64), np.array(list(index.values()), INT64))
-    edges["target"][list(gates)] = -1 - np.arange(len(gates))
-    specials = np.zeros(len(special), SPECIAL)
-    for row, fields in enumerate(special):
-        for name, value in fields.items():
-            specials[name][row] = value
-    return (
-        specials,
-        np.array(alternatives, ALTERNATIVE),
-        np.array(slots, INT64),
-        np.array(items, ITEM),
-        np.array([tuple(edge) for edge in gates.values()], GATE_EDGE),
-    )
+            layout.batch(rule)
+    return layout.tables(extras)
 
 
 _ORDINARY = {
@@ -156,53 +96,143 @@ _ORDINARY = {
 }
 
 
-def _drain(
-    graph: OpGraph,
-    ops: NDArray[Any],
-    edges: NDArray[Any],
-    gates: dict[int, list[int]],
-    op: int,
-    ins: Sequence[int],
-) -> None:
-    """Pair each edge out of a quorum with the edge into it from the same group."""
-    by_group = {}
-    for k in ins:
-        source = int(np.searchsorted(ops["out"], k, side="right")) - 1
-        by_group[int(graph.op_group[source])] = k
-    for k in range(ops["out"][op], ops["end"][op]):
-        target = int(edges["target"][k])
-        group = int(graph.op_group[target])
-        if group != NONE and group in by_group:
-            gates[k] = [target, codes.DRAIN, by_group[group]]
+class _RuleLayout:
+    """Collects the records of rules, one rule at a time."""
 
+    def __init__(
+        self, graph: OpGraph, ops: NDArray[Any], edges: NDArray[Any], by_route: NDArray[Any]
+    ) -> None:
+        self._graph, self._ops, self._edges, self._by_route = graph, ops, edges, by_route
+        self._gates: dict[int, list[int]] = {}
+        self._specials: dict[int, dict[str, Any]] = {}
+        self._alternatives: list[tuple[float, int, int, int]] = []
+        self._slots: list[int] = []
+        self._items: list[tuple[float, int, int, int, int]] = []
 
-def _batch(
-    rule: Batch,
-    ops: NDArray[Any],
-    edges: NDArray[Any],
-    gates: dict[int, list[int]],
-    fields: dict[str, Any],
-    items: list[tuple[float, int, int, int, int]],
-    incoming: Any,
-) -> None:
-    ins = incoming(rule.op, codes.TO_BATCH, rule.sources.tolist())
-    outs = list(range(ops["out"][rule.op], ops["end"][rule.op]))
-    edge_from, edge_to = defaultdict(list), defaultdict(list)
-    for k in ins:
-        edge_from[int(np.searchsorted(ops["out"], k, side="right")) - 1].append(k)
-    for k in outs:
-        edge_to[int(edges["target"][k])].append(k)
-    fields.update(
-        gate=codes.BATCH,
-        cycle=rule.cycle_s,
-        cap=rule.cap_bytes,
-        alternative=len(items),
-        alternatives=len(rule.sources),
-    )
-    ops["missing"][rule.op] += 1
-    triples = zip(rule.sources.tolist(), rule.targets.tolist(), rule.bytes.tolist(), strict=True)
-    for source, target, size in triples:
-        into, out = edge_from[source].pop(0), edge_to[target].pop(0)
-        gates[into][2] = len(items)
-        gates[out] = [target, codes.FROM_BATCH, NONE]
-        items.append((size, out, int(edges["tokens"][into]), 0, 0))
+    def special_of(self, op: int) -> dict[str, Any]:
+        """Fields of an op's special record, which is added if it has none."""
+        return self._specials.setdefault(op, dict(_ORDINARY))
+
+    def activity(self, rule: Activity) -> None:
+        """Ops that are active in some iterations only."""
+        each = (rule.ops.tolist(), rule.draw.tolist(), rule.chosen.tolist())
+        for op, stream, chosen in zip(*each, strict=True):
+            self.special_of(op).update(
+                every=rule.every,
+                phase=rule.phase,
+                probability=rule.probability,
+                activity=stream,
+                chosen=chosen,
+                among=rule.among,
+            )
+
+    def choice(self, rule: Choice) -> None:
+        """Ops that draw a route, a slot and a latency."""
+        ops, count = self._ops, rule.latency_s.shape[1]
+        for row, op in enumerate(rule.ops.tolist()):
+            self.special_of(op).update(
+                choice=int(rule.draw[row]),
+                alternative=len(self._alternatives),
+                alternatives=count,
+            )
+            own_route = int(ops["route"][op])
+            for k, latency in enumerate(rule.latency_s[row].tolist()):
+                route = (
+                    own_route if rule.routes is None else int(self._by_route[rule.routes[row, k]])
+                )
+                hold, held = int(ops["hold"][op]), int(ops["holds"][op])
+                if rule.slots is not None:
+                    slot = int(rule.slots[row, k])
+                    hold, held = slot, int(slot != NONE)
+                    self._slots += [slot] if slot != NONE else []
+                moves = self._graph.op_bytes[op] > 0.0
+                self._alternatives.append((latency, hold, held, route if moves else NONE))
+
+    def gate(self, rule: Quorum | Every) -> None:
+        """An op that starts with some of its tokens."""
+        quorum = isinstance(rule, Quorum)
+        ins = self._incoming(rule.op, codes.TO_QUORUM if quorum else codes.TO_EVERY)
+        tokens = self._edges["tokens"][ins]
+        have = int((tokens > 0).sum()) if quorum else int(tokens.sum())
+        self.special_of(rule.op).update(
+            gate=codes.QUORUM if quorum else codes.EVERY,
+            need=rule.count,
+            count=have,
+            open=have >= rule.count,
+        )
+        self._ops["missing"][rule.op] += have < rule.count
+        if quorum:
+            self._drain(rule.op, ins)
+
+    def mailbox(self, rule: Mailbox) -> None:
+        """An op that takes all messages that have arrived."""
+        ins = self._incoming(rule.op, codes.TO_MAILBOX, rule.sources.tolist())
+        have = int(self._edges["tokens"][ins].sum())
+        self.special_of(rule.op).update(gate=codes.MAILBOX, per_token=rule.per_token_s, count=have)
+
+    def batch(self, rule: Batch) -> None:
+        """An op that carries the items that are ready at a tick."""
+        ops, edges = self._ops, self._edges
+        ops["route"][rule.op] = self._by_route[self._graph.op_route[rule.op]]
+        fields = self.special_of(rule.op)
+        edge_from, edge_to = defaultdict(list), defaultdict(list)
+        for k in self._incoming(rule.op, codes.TO_BATCH, rule.sources.tolist()):
+            edge_from[self._source(k)].append(k)
+        for k in range(ops["out"][rule.op], ops["end"][rule.op]):
+            edge_to[int(edges["target"][k])].append(k)
+        fields.update(
+            gate=codes.BATCH,
+            cycle=rule.cycle_s,
+            cap=rule.cap_bytes,
+            alternative=len(self._items),
+            alternatives=len(rule.sources),
+        )
+        ops["missing"][rule.op] += 1
+        each = (rule.sources.tolist(), rule.targets.tolist(), rule.bytes.tolist())
+        for source, target, size in zip(*each, strict=True):
+            into, out = edge_from[source].pop(0), edge_to[target].pop(0)
+            self._gates[into][2] = len(self._items)
+            self._gates[out] = [target, codes.FROM_BATCH, NONE]
+            self._items.append((size, out, int(edges["tokens"][into]), 0, 0))
+
+    def tables(self, extras: Extras) -> RuleTables:
+        """All records; edges of gates are marked by negative targets."""
+        ops = np.array(list(self._specials), INT64)
+        extras.set("special", ops, np.arange(len(ops)))
+        self._edges["target"][list(self._gates)] = -1 - np.arange(len(self._gates))
+        specials = np.zeros(len(ops), SPECIAL)
+        for row, fields in enumerate(self._specials.values()):
+            for name, value in fields.items():
+                specials[name][row] = value
+        return RuleTables(
+            specials=specials,
+            alternatives=np.array(self._alternatives, ALTERNATIVE),
+            slots=np.array(self._slots, INT64),
+            items=np.array(self._items, ITEM),
+            gate_edges=np.array([tuple(edge) for edge in self._gates.values()], GATE_EDGE),
+        )
+
+    def _source(self, edge: int) -> int:
+        return int(np.searchsorted(self._ops["out"], edge, side="right")) - 1
+
+    def _incoming(self, op: int, kind: int, sources: Sequence[int] | None = None) -> list[int]:
+        """Make the edges into ``op`` (from ``sources``) edges of a gate, of this kind."""
+        ops, edges = self._ops, self._edges
+        found: list[int] = []
+        for k in np.flatnonzero(edges["target"] == op).tolist():
+            if sources is None or self._source(k) in sources:
+                self._gates[k] = [op, kind, NONE]
+                ops["need"][op] -= 1
+                ops["missing"][op] -= edges["tokens"][k] == 0
+                ops["early"][op] -= max(edges["tokens"][k] - 1, 0)
+                found.append(k)
+        return found
+
+    def _drain(self, op: int, ins: Sequence[int]) -> None:
+        """Pair each edge out of a quorum with the edge into it from the same group."""
+        by_group = {int(self._graph.op_group[self._source(k)]): k for k in ins}
+        for k in range(self._ops["out"][op], self._ops["end"][op]):
+            target = int(self._edges["target"][k])
+            group = int(self._graph.op_group[target])
+            if group != NONE and group in by_group:
+                self._gates[k] = [target, codes.DRAIN, by_group[group]]

@@ -1,10 +1,9 @@
-"""How far workers run ahead of what will make them wait: the sign of a transient that still lasts.
+"""How far workers run ahead of those they will have to wait for: shows whether a transient is over.
 
-An edge with lag k lets its target run at most k iterations ahead of its source. Ops that are joined
-by edges in both directions (a strongly connected component of the graph) therefore have the same
-rate in the long run, whatever their speeds: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and
-Linearity", Wiley 1992, section 2.5. While the faster ones use up their lags they do not wait yet,
-so the rates at which they begin last only until the lags are used up.
+An edge with lag k lets its target run at most k iterations ahead of its source. Ops in one strongly
+connected component of the graph therefore have the same long-run rate, whatever their speeds:
+Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", Wiley 1992, section 2.5. Faster
+ones do not wait until they are ahead by their lags, so initial rates last only until then.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Every, Mailbox, Quorum
 
 LONG_LAG = 8
-"""Lags above this are tracked op by op; shorter ones show in the iterations of the groups."""
+"""Lags above this are tracked op by op; shorter ones are visible in the iterations of the
+groups."""
 
 LINEAR, DIFFUSIVE = 5.0 / 3.0, math.sqrt(5.0 / 3.0)
 """Mean lead of the last third of a run over that of the middle third, where it has grown since the
@@ -31,7 +31,7 @@ start: in proportion to time (unequal speeds), or to its root (equal speeds, ran
 
 
 class Ties(msgspec.Struct, frozen=True, eq=False):
-    """Which groups of a graph cannot drift apart for ever.
+    """Which groups of a graph can only drift apart by a bounded number of iterations.
 
     ``component`` (groups,) a number for each set of groups with one long-run rate; ``behind`` (m,)
     ops that may lag behind a group by more than LONG_LAG iterations, ``behind_component`` (m,) the
@@ -47,13 +47,13 @@ class Ties(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def any(self) -> bool:
-        """Whether anything is tied to anything else."""
+        """Whether any group is tied to another."""
         return len(self.behind) > 0 or len(np.unique(self.component)) < len(self.component)
 
     def lead(self, world: World) -> float:
         """Iterations that a worker is ahead of the last op it is tied to, mean over workers.
 
-        Of an iteration under way the part that the mean duration of those before it suggests.
+        The fraction of a running iteration is estimated from the mean duration of previous ones.
         """
         now = float(column(world, "state", "now")[0])
         done = column(world, "groups", "iterations").astype(np.float64)
@@ -102,7 +102,7 @@ def _find_ties(graph: OpGraph) -> Ties:
 
 
 def _waits(graph: OpGraph) -> NDArray[np.bool_]:
-    """Which edges hold their target back: those into gates do not, (edges,)."""
+    """Edges that can block their target: all but those into gates, (edges,)."""
     source, target = graph.edge_source, graph.edge_target
     passed = np.isin(target, [r.op for r in graph.rules if isinstance(r, Quorum | Every)])
     for rule in graph.rules:
@@ -114,9 +114,9 @@ def _waits(graph: OpGraph) -> NDArray[np.bool_]:
 def growth(leads: Sequence[float]) -> float:
     """How much the rate of a run may still change as its lead grows, in iterations per iteration.
 
-    ``leads`` are the leads after each of so many rounds from the start. A worker that is not held
-    back yet goes faster than the slowest by the rate at which its lead grows, and no more than that
-    is lost once it is held back.
+    ``leads`` are the leads after each round from the start. A worker that is not blocked yet is
+    faster than the slowest by the rate at which its lead grows, and at most that is lost once it is
+    blocked.
     """
     third = len(leads) // 3
     if third == 0:
@@ -127,10 +127,10 @@ def growth(leads: Sequence[float]) -> float:
 
 
 def possible_loss(leads: Sequence[float], longest: int) -> float:
-    """:func:`growth`, of which chance uses up only a part where lags are long.
+    """:func:`growth`, reduced for long lags, of which random drift uses only a fraction.
 
-    Where equal workers drift apart by chance, their lead grows with the square root of time, and
-    its rate falls until the lag is used up: from g at a lead of x to g x / lag there.
+    Where equal workers drift apart randomly, their lead grows with the square root of time, so its
+    growth rate falls until the lag is reached: from g at a lead of x to g x / lag.
     """
     grown = growth(leads)
     if grown == 0.0 or longest <= LONG_LAG:

@@ -1,6 +1,6 @@
-"""The event loop: an op graph simulated one instant after the other.
+"""The event loop: simulates an op graph instant by instant.
 
-Iterations are unrolled here; what is kept is one period of state. Rules:
+Iterations are unrolled here; memory holds the state of one period only. Rules:
 
 - Iteration i of an op is *ready* when every in-edge holds a token and iteration i-1 has ended.
 - A slot serves ready ops by priority, then first come first served; ties go to the lower op id.
@@ -42,10 +42,10 @@ from perfmodel.engine.timers import pop_timer, set_timer
 from perfmodel.engine.waits import awaiting
 
 MOST_AT_ONCE = 1000
-"""Times that an op may run, on average, without any time passing."""
+"""How often an op may run, on average, before simulated time must advance."""
 SAME_INSTANT = 1.0 + 2.0**-46
-"""Times that differ by less than this factor are one instant: what happens at once by design
-would otherwise be torn apart by rounding. A power of two, so that it scales exactly."""
+"""Times that differ by less than this factor are one instant: otherwise rounding would separate
+events that are simultaneous by design. A power of two, so that it scales exactly."""
 
 
 def advance(w: World, rounds: int, budget: int) -> int:
@@ -65,7 +65,7 @@ def advance(w: World, rounds: int, budget: int) -> int:
 
 
 def begin(w: World) -> None:
-    """Start what waits for nothing, or set a timer for it if it starts late."""
+    """Start ops without missing inputs, or set timers for those that start late."""
     s = w.state[0]
     for op in range(s.n_ops):
         o = w.ops[op]
@@ -80,9 +80,10 @@ def begin(w: World) -> None:
 
 
 def order(w: World) -> int:
-    """How many ops can be put in an order in which none waits, without lag, for a later one.
+    """Number of ops in a topological order of the edges without lag; less than all if these have a
+    cycle.
 
-    To be called before anything has begun: it uses the room for timers.
+    Must be called before the simulation begins: it uses the memory of the timers.
     """
     s = w.state[0]
     waits, ready, found = w.timer_what, 0, 0
@@ -111,7 +112,7 @@ def order(w: World) -> int:
 
 
 def _instant(w: World) -> bool:
-    """Handle everything that happens at the next instant; False if nothing ever will."""
+    """Handle all events of the next instant; False if there is none."""
     s = w.state[0]
     if s.changed > 0:
         settle(w)
@@ -166,7 +167,7 @@ def _timer(w: World, kind: int, op: Id) -> None:
 
 
 def _soon(w: World) -> None:
-    """Handle the oldest of what is due at this very instant."""
+    """Handle the oldest event that is due in this instant."""
     s = w.state[0]
     op = w.soon[s.soon_first]
     if s.now > s.soon_since:

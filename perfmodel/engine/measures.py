@@ -1,4 +1,4 @@
-"""What a simulation hands back: measures of its settled part, and spans of a timeline."""
+"""Results of a simulation: measures of its steady state, and spans of a timeline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CriticalOp(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """What a run of the graph measured after its warm-up.
+    """Measures of a simulation after its warm-up.
 
     ``iterations_per_s``, ``busy_fraction`` (groups,); ``wait_fraction`` (groups, causes);
     ``link_utilisation`` (links,); ``slot_utilisation`` (slots,); ``probe_seconds``,
@@ -78,7 +78,8 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """What has been counted since the start of a simulation; the difference of two is a stretch."""
+    """Counters and sums since the start of a simulation; subtracting two gives those of an
+    interval."""
 
     time: float
     rounds: int
@@ -130,7 +131,7 @@ def measures(
     transient_rounds: float = 0.0,
     cycle: tuple[CriticalOp, ...] = (),
 ) -> Measures:
-    """Measures of a stretch."""
+    """Measures of an interval."""
     causes = len(CAUSES)
     span = np.full(graph.n_groups, t.time) if periodic else t.marked_at
     seconds = np.where(span > 0.0, span, 1.0)

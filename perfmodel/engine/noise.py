@@ -1,8 +1,8 @@
 """Random numbers that depend on (seed, stream, iteration) alone, never on the order of events.
 
-The event loop draws a word of 32 bits for a stream and an iteration (eventloop.draw). A factor is
-what the word's first 16 bits point at in a table of equally likely values (inverse transform
-sampling), so that plain and compiled code agree to the last bit.
+The event loop draws a word of 32 bits for a stream and an iteration (draws.draw). The word's first
+16 bits select a factor from a table of equally likely values (inverse transform sampling), so that
+plain and compiled code agree to the last bit.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.graph.builder import KINDS
 
 TABLE = 1 << 16
-"""Values of a table."""
+"""Number of values in a table."""
 _KEY, _OFFSETS = 0, 1
 
 
 def key(seed: int) -> int:
-    """32 bits that stand for a seed."""
+    """Hash of a seed, 32 bits."""
     return int(np.random.SeedSequence([seed, _KEY]).generate_state(1, np.uint32)[0])
 
 

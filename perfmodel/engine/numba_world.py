@@ -1,7 +1,7 @@
-"""How compiled code reaches a world: one pointer, to a table of where each array is.
+"""How compiled code accesses a world: through one pointer to a table of array addresses.
 
-To Numba a world is a type of its own with the arrays as attributes. Passing a tuple of all arrays
-to every function instead would make compiling take ten times as long.
+A world is a Numba type whose attributes are the arrays. Passing a tuple of all arrays to every
+function would make compilation ten times slower.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from perfmodel.engine.world import DTYPES, World
 
 
 class Handle:
-    """A world as compiled code takes it; ``arrays`` stays usable from Python."""
+    """A world as an argument of compiled code; ``arrays`` remains usable from Python."""
 
     def __init__(self, arrays: World) -> None:
         for name, array in zip(World._fields, arrays, strict=True):
@@ -85,7 +85,7 @@ class _Attributes(AttributeTemplate):
 def _getattr(context: Any, builder: Any, world: WorldType, pointer: Any, name: str) -> Any:
     """Build the array from its place in the table, which does not change while code runs.
 
-    Its length is given as 0: it is not looked at, and an index then needs no wrapping around.
+    Its length is set to 0: it is not used, and indices then need no wrap-around.
     """
     kind = world.arrays[world.index[name]]
     word = ir.IntType(64)
@@ -107,7 +107,7 @@ def _getattr(context: Any, builder: Any, world: WorldType, pointer: Any, name: s
 
 
 def _prefetch(*names: str) -> Any:
-    """A function that has an entry of these arrays, to be written, brought into the cache."""
+    """A function that prefetches an entry of these arrays into the cache, for writing."""
 
     @intrinsic
     def prefetch(_: Any, world: Any, index: Any) -> Any:
@@ -137,4 +137,4 @@ REPLACED = {
     "prefetch_slot": _prefetch("slots"),
     "prefetch_route": _prefetch("routes"),
 }
-"""What is other than in the plain event loop."""
+"""Functions that differ from those of the plain event loop."""

@@ -7,10 +7,10 @@ from typing import Any
 NONE, MIXED = -1, -2
 INFINITE = float("inf")
 ROUNDING = 1.0 + 1e-12
-"""By how much a rate may exceed a limit that it equals but for rounding."""
+"""Tolerance for a rate that equals its limit up to rounding."""
 
 AT_ONCE = 2.0**-46
-"""Part of the time within which two events are one instant, as in the event loop."""
+"""Relative difference within which two events are one instant, as in the event loop."""
 
 Id = int
 World = Any
@@ -20,7 +20,7 @@ World = Any
 
 
 def advance_service(w: World, pool: int) -> None:
-    """Bring a pool's service up to the present."""
+    """Update a pool's service to the present."""
     p = w.pools[pool]
     now = w.state[0].now
     if p.n > 0:
@@ -29,7 +29,7 @@ def advance_service(w: World, pool: int) -> None:
 
 
 def bring_up(w: World, route: int) -> None:
-    """Bring what each transfer of a route has got up to the present."""
+    """Update the bytes served to each transfer of a route to the present."""
     r = w.routes[route]
     advance_service(w, r.home)
     service = w.pools[r.home].service
@@ -38,7 +38,7 @@ def bring_up(w: World, route: int) -> None:
 
 
 def set_rate(w: World, pool: int, rate: float) -> None:
-    """Let the flows of a pool move at this rate from now on."""
+    """Set the rate of a pool from now on."""
     p = w.pools[pool]
     if rate != p.rate:
         advance_service(w, pool)
@@ -46,7 +46,7 @@ def set_rate(w: World, pool: int, rate: float) -> None:
 
 
 def set_key(w: World, route: int) -> None:
-    """Place a route in its pool by the service at which its next transfer ends."""
+    """Order a route in its pool by the service at which its next transfer ends."""
     r = w.routes[route]
     first, place = w.pools[r.home].first, w.places[route]
     left = r.level - r.served
@@ -60,7 +60,7 @@ def set_key(w: World, route: int) -> None:
 
 
 def join_pool(w: World, route: int, pool: int) -> None:
-    """Add a route to a pool, whose rate it shares."""
+    """Add a route to a pool, at the pool's rate."""
     r, p = w.routes[route], w.pools[pool]
     if p.n == 0:
         p.service = 0.0
@@ -79,7 +79,7 @@ def join_pool(w: World, route: int, pool: int) -> None:
 
 
 def leave_pool(w: World, route: int) -> None:
-    """Take a route out of its pool."""
+    """Remove a route from its pool."""
     p = w.pools[w.routes[route].home]
     p.n -= 1
     last = w.members[p.first + p.n]
@@ -96,7 +96,7 @@ def leave_pool(w: World, route: int) -> None:
 
 
 def note_change(w: World, route: int) -> None:
-    """Have the rates of a route looked at when the instant is over."""
+    """Mark a route for an update of its rate at the end of the instant."""
     s, r = w.state[0], w.routes[route]
     if r.changed == 0:
         r.changed = 1
@@ -105,7 +105,7 @@ def note_change(w: World, route: int) -> None:
 
 
 def load_links(w: World, route: int) -> None:
-    """Add what has changed on a route to the load of its links."""
+    """Add the change in a route's number of transfers to the load of its links."""
     r = w.routes[route]
     step = r.count - r.settled
     if step == 0:
@@ -130,7 +130,7 @@ def load_links(w: World, route: int) -> None:
 
 
 def disown(w: World, route: int) -> None:
-    """Undo what a route is to the pools of its links."""
+    """Clear the owners of links that a route has left empty."""
     r = w.routes[route]
     for e in range(r.first, r.last):
         link = w.links[w.paths[e].link]
@@ -139,7 +139,8 @@ def disown(w: World, route: int) -> None:
 
 
 def find_home(w: World, route: int) -> int:
-    """The pool that keeps to itself and that a new route can simply join; NONE if there is none."""
+    """The pool that a new route can join without a filling, as no other pool shares its links; else
+    NONE."""
     r = w.routes[route]
     home, free = NONE, 0
     tightest, least = NONE, INFINITE
@@ -171,9 +172,9 @@ def find_home(w: World, route: int) -> int:
 
 
 def tighten(w: World, route: int) -> None:
-    """Lower the limit of a route's pool to where the route's cap or its other links would be full.
+    """Lower the limit of a route's pool to the route's cap, and to where its other links are full.
 
-    It is not raised when a load shrinks: too low a limit costs a filling, after which it is right.
+    It is not raised when a load shrinks: too low a limit only causes a filling, which corrects it.
     """
     r = w.routes[route]
     limit = min(w.pools[r.home].limit, r.cap)
@@ -185,7 +186,8 @@ def tighten(w: World, route: int) -> None:
 
 
 def push_flow(w: World, route: Id, op: Id, level: float) -> None:
-    """Add to the transfers of a route: the one that leads, and a heap of the others by level."""
+    """Add a transfer to a route: the first to end is stored apart, the others in a heap by
+    level."""
     r = w.routes[route]
     if level < r.level or (level == r.level and op < r.lead):
         op, r.lead = r.lead, op
@@ -202,7 +204,7 @@ def push_flow(w: World, route: Id, op: Id, level: float) -> None:
 
 
 def pop_flow(w: World, route: Id) -> None:
-    """Take out the transfer that leads."""
+    """Remove the transfer that ends first."""
     r = w.routes[route]
     first, n = r.flow, r.count - 2
     r.lead, r.level = w.flying[first], w.levels[first]
@@ -225,7 +227,7 @@ def pop_flow(w: World, route: Id) -> None:
 
 
 def _rise(w: World, first: int, i: int) -> None:
-    """Move a member of a pool up to its place, in order of (key, route)."""
+    """Sift a member of a pool up, in order of (key, route)."""
     route, key = w.members[first + i], w.keys[first + i]
     while i > 0:
         parent = (i - 1) >> 1
@@ -242,7 +244,7 @@ def _rise(w: World, first: int, i: int) -> None:
 
 
 def _sink(w: World, first: int, n: int, i: int) -> None:
-    """Move a member of a pool down to its place."""
+    """Sift a member of a pool down."""
     route, key = w.members[first + i], w.keys[first + i]
     while True:
         child = 2 * i + 1
@@ -267,7 +269,7 @@ def _sink(w: World, first: int, n: int, i: int) -> None:
 
 
 def schedule_flow(w: World, pool: int) -> None:
-    """Enter when a pool's next transfer ends into the agenda, a heap in order of (time, pool)."""
+    """Put the end of a pool's next transfer into the agenda, a heap in order of (time, pool)."""
     s, p = w.state[0], w.pools[pool]
     if p.n == 0:
         unschedule_flow(w, pool)
@@ -284,7 +286,7 @@ def schedule_flow(w: World, pool: int) -> None:
 
 
 def unschedule_flow(w: World, pool: int) -> None:
-    """Take a pool out of the heap of what ends next."""
+    """Remove a pool from the agenda."""
     s, p = w.state[0], w.pools[pool]
     i = p.place
     if i < 0:
@@ -299,7 +301,7 @@ def unschedule_flow(w: World, pool: int) -> None:
 
 
 def _rise_to_time(w: World, i: int, pool: int, time: float) -> None:
-    """Move a pool up the agenda to its place from the gap at ``i``."""
+    """Sift a pool up the agenda, from the gap at ``i``."""
     while i > 0:
         parent = (i - 1) >> 1
         other = w.agenda[parent]
@@ -313,7 +315,7 @@ def _rise_to_time(w: World, i: int, pool: int, time: float) -> None:
 
 
 def sink_to_time(w: World, i: int, pool: int, time: float) -> None:
-    """Move a pool down the agenda to its place from the gap at ``i``."""
+    """Sift a pool down the agenda, from the gap at ``i``."""
     n = w.state[0].busy_pools
     child = 2 * i + 1
     while child < n:

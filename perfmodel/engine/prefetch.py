@@ -1,9 +1,9 @@
-"""What is needed soon is brought into the cache, in compiled code.
+"""Prefetching: compiled code brings data that is needed soon into the cache.
 
-In a large simulation most of what an event touches was last touched long ago, and one thing leads
-to the next: a transfer to its op, the op to its slot and to who waits for it. Who comes next is at
-the top of a heap. To go the same way for them beforehand changes nothing but the time it takes. The
-plain event loop leaves it.
+In a large simulation most data of an event has left the cache, and is found by following
+references: from a transfer to its op, from the op to its slot and its successors. The next events
+are at the top of a heap, so the same references can be followed ahead of time. This affects only
+the speed. The plain event loop does nothing here.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from __future__ import annotations
 from typing import Any
 
 COMPILED = False
-"""Compiled code finds True here."""
+"""True in compiled code."""
 KIND = 1 << 32
-"""A timer is a number: its kind times this, plus its op."""
+"""A timer is encoded as its kind times this, plus its op."""
 CROWD = 256
-"""In smaller heaps nobody is looked at: what they lead to stays in the cache."""
+"""No prefetching for smaller heaps: their data stays in the cache."""
 EDGES_IN_LINE = 8
-"""Edges in a line of the cache."""
+"""Edges per cache line."""
 
 Id = int
 World = Any
 
 
 def prefetch_op(w: World, op: Id) -> None:
-    """Bring an op into the cache, where there is one: compiled code does."""
+    """Prefetch an op, unless it is NONE; does nothing in the plain loop."""
 
 
 def prefetch_edge(w: World, k: Id) -> None:
-    """Bring an edge into the cache."""
+    """Prefetch an edge."""
 
 
 def prefetch_slot(w: World, slot: Id) -> None:
-    """Bring a slot into the cache."""
+    """Prefetch a slot."""
 
 
 def prefetch_route(w: World, route: Id) -> None:
-    """Bring a route into the cache."""
+    """Prefetch a route."""
 
 
 def expect(w: World, op: Id) -> None:
-    """An op begins its work: fetch what is needed when it ends.
+    """Prefetch the data that is needed when an op ends, as it begins.
 
-    That is who waits for it, and soon the edges of the ops behind it, which mostly follow it.
+    That is its successors, and the edges of the following ops, which usually run next.
     """
     o = w.ops[op]
     _fetch_targets(w, op)
@@ -50,7 +50,7 @@ def expect(w: World, op: Id) -> None:
 
 
 def look_past_timer(w: World) -> None:
-    """The first timer has been taken out: look at the next, row by row of the heap."""
+    """Prefetch for the next timers, row by row of the heap, after the first was removed."""
     s, whats = w.state[0], w.timer_what
     if s.timers < CROWD:
         return
@@ -62,7 +62,7 @@ def look_past_timer(w: World) -> None:
 
 
 def look_past_flow(w: World, pool: Id) -> None:
-    """The first transfer of a pool ends, and is there yet: look at the next, row by row."""
+    """Prefetch for the next transfers of a pool, row by row, before the first is removed."""
     p = w.pools[pool]
     if p.n < CROWD:
         return
@@ -75,7 +75,7 @@ def look_past_flow(w: World, pool: Id) -> None:
 
 
 def _look_at(w: World, op: Id) -> None:
-    """An op that ends soon has been fetched: fetch its slot, and who waits for it."""
+    """Prefetch the slot and the successors of an op that ends soon and is in the cache."""
     o = w.ops[op]
     if o.holds > 0:
         prefetch_slot(w, w.holds[o.hold].slot)

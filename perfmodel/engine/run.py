@@ -1,4 +1,4 @@
-"""One simulation under way: laid out, advanced round by round, and read off."""
+"""A running simulation: laid out, advanced round by round, and read."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Every
 
 LONGEST_SPAN = 4096
-"""Rounds of a span; rarer events are taken as they come."""
+"""Most rounds of a span; the timing of rarer events is treated as random."""
 
 STARVED = 100_000
-"""Iterations by which one group may be ahead of another."""
+"""Iterations by which one group may be ahead of another before this counts as starvation."""
 
 _FOR_EVER = 1 << 30
 _INSTANTS = 200_000
-"""Instants between two looks at the keyboard and the progress bar: some 0.1 s."""
+"""Instants between two checks for interrupts and updates of the progress bar: about 0.1 s."""
 
 Clock = tuple[float, float]
 
@@ -52,8 +52,8 @@ def span_of(graph: OpGraph) -> int:
     return min(lcm(*every), LONGEST_SPAN)
 
 
-class Run:
-    """One simulation under way; a context, so that its memory is used again."""
+class Simulation:
+    """A running simulation; a context manager, so that its memory is reused."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Run:
             _ordered.add(graph)
         self._loop.begin(self._handle)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Simulation:
         return self
 
     def __exit__(
@@ -99,21 +99,21 @@ class Run:
 
     @property
     def now(self) -> float:
-        """The present of the simulation (s)."""
+        """Current simulated time (s)."""
         return float(column(self.world, "state", "now")[0])
 
     @property
     def rounds(self) -> int:
-        """Iterations that every group has ended."""
+        """Iterations that every group has completed."""
         return int(column(self.world, "state", "slowest")[0])
 
     def clock(self) -> Clock:
-        """Iterations of all workers so far, and the time (s)."""
+        """Total iterations of all workers, and the time (s)."""
         iterations = column(self.world, "groups", "iterations")
         return float((iterations * self.graph.group_count).sum()), self.now
 
     def totals(self) -> Totals:
-        """What has been counted so far."""
+        """Counters and sums so far."""
         return totals(self.graph, self.world)
 
     def advance(self, rounds: int) -> None:
@@ -124,7 +124,7 @@ class Run:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
 
     def _go_on_compiled(self, rounds: int) -> None:
-        """Change the loop if, for ``rounds`` in all, the other one had been chosen."""
+        """Switch to the compiled loop if :func:`choose` selects it for ``rounds`` in total."""
         self._expected = rounds
         if self._loop is PLAIN:
             self._loop = choose(self.graph.n_ops * rounds, self._wish)
@@ -161,7 +161,7 @@ class Run:
         return int(done.max() - done.min()) if len(done) else 0
 
     def _go(self, rounds: int) -> int:
-        """Let the event loop run, with a break now and then for whoever wants to interrupt it."""
+        """Run the event loop, with regular breaks so that it can be interrupted."""
         while True:
             status = self._loop.advance(self._handle, rounds, _INSTANTS)
             if status == codes.FULL:

@@ -2,20 +2,19 @@
 
 Transfers with the same links, cap and weight form a *route* and progress alike. Each route is
 limited by one link (or by its cap); the routes limited by one link form its *pool*. In a pool every
-transfer gets ``rate`` bytes/s per unit of weight, so one counter, the ``service`` each unit of
-weight has got so far, tells how far all of them are; a new rate costs as much for a thousand
-transfers as for one.
+transfer gets ``rate`` bytes/s per unit of weight, so one counter, the ``service`` per unit of
+weight so far, gives the progress of all; changing the rate costs the same for a thousand transfers
+as for one.
 
-Where a pool keeps to itself, that is, where no other pool's routes cross the links of its routes,
-its rate is the link's capacity over the load, as long as this stays below ``limit``, where another
-of these links would be full as well (a parameter server's link, a lone transfer). Elsewhere links
-are filled anew, the tightest first: those of what changed, then those of whatever else gets another
-rate through it.
+Where no other pool's routes cross the links of a pool's routes (a parameter server's link, a single
+transfer), its rate is the link's capacity over the load, up to ``limit``, where another of these
+links would be full as well. Elsewhere links are filled again, from the tightest: first those of the
+routes that changed, then those of routes whose rates change as a result.
 
 Max-min fairness: Bertsekas, Gallager, "Data Networks", 2nd ed., section 6.5.2. Counting service
 instead of time: Parekh, Gallager, IEEE/ACM ToN 1(3), 1993, doi 10.1109/90.234856.
 
-Like the event loop, this runs as it stands and compiled.
+Like the event loop, this code runs both as plain Python and compiled.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from perfmodel.engine.prefetch import COMPILED, look_past_flow
 
 
 def flow_starts(w: World, op: Id, amount: float) -> None:
-    """Put ``op`` among the transfers of its route, with ``amount`` bytes to go."""
+    """Add ``op`` to the transfers of its route, with ``amount`` bytes to move."""
     route = w.ops[op].route
     r = w.routes[route]
     if r.count == 0:
@@ -68,7 +67,7 @@ def flow_starts(w: World, op: Id, amount: float) -> None:
 
 
 def flow_ends(w: World) -> int:
-    """Take out the transfers that end next; their number, the ops are in ``ended``."""
+    """Remove the transfers that end next; returns their number, the ops are in ``ended``."""
     s = w.state[0]
     pool = w.agenda[0]
     p = w.pools[pool]
@@ -91,7 +90,7 @@ def flow_ends(w: World) -> int:
         set_key(w, route)
         schedule_flow(w, pool)
     elif p.n == 1 or not _ends_with(w, pool):
-        # it stays first in its pool for now, where it may go on with its next transfer
+        # it stays first in its pool for now, as it may continue with its next transfer
         sink_to_time(w, p.place, pool, INFINITE)
     else:
         leave_pool(w, route)
@@ -100,7 +99,7 @@ def flow_ends(w: World) -> int:
 
 
 def _ends_with(w: World, pool: int) -> bool:
-    """Whether another of the pool's routes ends a transfer together with the first."""
+    """Whether another of the pool's routes ends a transfer at the same time as the first."""
     p = w.pools[pool]
     key = w.keys[p.first] + w.state[0].now * AT_ONCE * p.rate
     for k in range(1, min(p.n, 3)):
@@ -110,18 +109,18 @@ def _ends_with(w: World, pool: int) -> bool:
 
 
 def next_service_s(w: World) -> float:
-    """When the next transfer ends, if the rates stay as they are."""
+    """When the next transfer ends at current rates."""
     return float(w.due[0])
 
 
 def settle(w: World) -> None:
-    """Give every transfer its fair rate again after some have started or ended."""
+    """Update the fair rates after transfers have started or ended."""
     s = w.state[0]
     n, s.changed = s.changed, 0
     for k in range(n):
         load_links(w, w.changed[k])
     pools = 0
-    mixed = False  # whether pools may no longer keep to themselves
+    mixed = False  # whether pools may now share links
     for k in range(n):
         route = w.changed[k]
         r = w.routes[route]
@@ -136,7 +135,7 @@ def settle(w: World) -> None:
             if r.count > 0 and w.places[route] < 0:
                 join_pool(w, route, r.home)
             continue
-        if r.count == step:  # nothing was there before
+        if r.count == step:  # the route was empty before
             r.home = find_home(w, route)
         home = r.home
         if home >= 0 and home < s.n_links and w.links[home].owner == home:

@@ -1,4 +1,4 @@
-"""The fine-grained route: simulate an op graph until it has settled, and measure it."""
+"""Simulates an op graph until it has settled, and measures it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perfmodel.base.errors import InputError
 from perfmodel.engine.critical import critical_cycle
 from perfmodel.engine.leads import ties_of
 from perfmodel.engine.measures import Measures, Span, Totals, measures
-from perfmodel.engine.run import Run
+from perfmodel.engine.run import Simulation
 from perfmodel.engine.state import forget_gap
-from perfmodel.engine.steady import AT_EACH_LOOK, Recurrence, Series, ci_fraction
+from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, Recurrence, ci_fraction
 from perfmodel.engine.warmup import MOST_TRANSIENT_ROUNDS, PILOT_ROUNDS, Pilot, Progress, warm_up
 from perfmodel.graph.op_graph import OpGraph
 
@@ -21,23 +21,25 @@ MOST_PERIODIC_ROUNDS = 255
 """Rounds after which a deterministic run that has found no period is averaged as a random one."""
 
 FEWEST_RUNS, RUNS_OF_NOISY, MOST_RUNS = 6, 8, 32
-"""Runs of a job whose workers start at random times, which its interval is over: at least; until
-runs that vary by themselves become longer instead; at most."""
+"""Number of runs, from different starts, of a job whose workers start at random times: least; least
+before the runs of a random job are made longer instead; most."""
 
 RESOLUTION = 0.1
-"""Narrowest interval of a random job, as a part of ``rel_ci``: rare patterns go unseen."""
+"""Lower limit of a random job's interval, as a fraction of ``rel_ci``: rare patterns may be
+missed."""
 
 LATER = 8
-"""Part of a run that is made longer than its pilot by which its warm-up is longer, too."""
+"""Where runs are extended to so many rounds, one in LATER of these is added to the warm-up."""
 
 LEAST_GROWTH = 0.1
-"""Iterations by which workers of a deterministic run drift apart as it doubles, if they do."""
+"""Growth of the lead, in iterations as a deterministic run doubles, that counts as drifting
+apart."""
 
 MOST_ROUNDS = 32768
 """Rounds of a run whose confidence interval stays wider than asked."""
 
 _FEW, _DEPTH, _MOST_DEPTH = 4, 8, 128
-"""Instances of each op remembered: to attribute waits, to find a critical cycle, at most."""
+"""Recorded instances of each op: to attribute waits; to find a critical cycle; most."""
 
 
 def simulate(
@@ -50,8 +52,8 @@ def simulate(
 ) -> Measures:
     """Run ``graph`` and measure it once it has settled.
 
-    A deterministic graph runs until its state recurs; what lies between is the measurement, and it
-    is exact for ever. A random one runs until the 95 % confidence interval of its throughput is
+    A deterministic graph runs until its state recurs; the period in between is measured, and the
+    result is exact. A random one runs until the 95 % confidence interval of its throughput is
     within ``rel_ci`` of it (or for MOST_ROUNDS; a graph that starts staggered is run again from
     other starts, at most MOST_RUNS times, and longer if need be); its warm-up is dropped.
 
@@ -98,7 +100,7 @@ def first_iterations(
     ci = inf if graph.random else 0.0
     runs = MOST_RUNS if graph.random else 1
     for run_seed in _seeds(seed, runs):
-        with Run(graph, run_seed, runs * iterations, compiled, depth=_FEW) as run:
+        with Simulation(graph, run_seed, runs * iterations, compiled, depth=_FEW) as run:
             run.advance(iterations)
             found.append(run.totals())
         if progress is not None:
@@ -125,7 +127,7 @@ def timeline(
     InputError, DeadlockError : see :func:`simulate`.
     """
     record = range(first, first + iterations)
-    with Run(graph, seed, record.stop, compiled, record=record) as run:
+    with Simulation(graph, seed, record.stop, compiled, record=record) as run:
         run.advance(record.stop)
         run.drain(until_recorded=True)
         return run.spans()
@@ -140,7 +142,7 @@ def makespan(
     ------
     InputError, DeadlockError : see :func:`simulate`.
     """
-    with Run(graph, seed, iterations, compiled, limit=iterations) as run:
+    with Simulation(graph, seed, iterations, compiled, limit=iterations) as run:
         run.drain()
         return run.now
 
@@ -152,13 +154,13 @@ def prepare(graph: OpGraph, *, compiled: bool | None = None) -> None:
     ------
     InputError : the edges without lag have a cycle.
     """
-    with Run(graph, 0, 1, compiled):
+    with Simulation(graph, 0, 1, compiled):
         pass
 
 
 def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) -> Measures | None:
     """Measures of one period, None if none was found."""
-    with Run(graph, 0, 6, compiled, depth=_DEPTH) as run:
+    with Simulation(graph, 0, 6, compiled, depth=_DEPTH) as run:
         recurrence = Recurrence()
         most = max(MOST_PERIODIC_ROUNDS, 4 * run.span)
         done, lead = 0, 0.0
@@ -167,7 +169,7 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
                 grown = ties_of(graph).lead(run.world) - lead
                 if grown < LEAST_GROWTH or most >= MOST_TRANSIENT_ROUNDS:
                     return None
-                most, lead = 2 * most, lead + grown  # faster workers are not held back yet
+                most, lead = 2 * most, lead + grown  # faster workers are not blocked yet
             done += 1
             run.advance(done)
             if progress is not None:
@@ -178,19 +180,20 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
             if before is not None:
                 period = run.totals() - before
                 if not np.allclose(period.marked_at, period.time, rtol=1e-9, atol=0.0):
-                    # who was waiting as it began had waited for another time than in later periods
+                    # waits in progress at its beginning were not as long as in later periods
                     before = run.totals()
                     done += period.rounds
                     run.advance(done)
                     period = run.totals() - before
-                for more in (0, 1, 2, 4, _DEPTH):  # rounds until the walk back has room
+                for more in (0, 1, 2, 4, _DEPTH):  # rounds to record enough
                     run.advance(done + more)
                     cycle = critical_cycle(graph, run.world, period.time)
                     if cycle:
                         break
                 break
     if not cycle and (depth := _power_of_two(4 * period.rounds)) > _DEPTH:
-        with Run(graph, 0, 6, compiled, depth=depth) as run:  # as far back as the cycle may lead
+        # as far back as the cycle may lead
+        with Simulation(graph, 0, 6, compiled, depth=depth) as run:
             run.advance(done + depth)
             cycle = critical_cycle(graph, run.world, period.time)
     return measures(graph, period, periodic=True, cycle=cycle)
@@ -203,9 +206,9 @@ def _power_of_two(at_least: int) -> int:
 def _from_one_start(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
 ) -> Measures:
-    with Run(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_FEW) as run:
+    with Simulation(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_FEW) as run:
         pilot = warm_up(run, rel_ci, 0, progress)
-        series = Series()
+        series = BatchMeans()
         for before, after in pairwise(pilot.clocks):
             series.add(after[0] - before[0], after[1] - before[1])
         done, clock = run.rounds, pilot.clocks[-1]
@@ -233,7 +236,7 @@ def _from_one_start(
 
 
 def _expected(done: int, wider: float, most: int) -> int:
-    """What will have been done once an interval is narrow that is ``wider`` times too wide."""
+    """Expected total work for an interval that is now ``wider`` times too wide."""
     if wider > 1e3:
         return min(2 * done, most)
     return min(max(round(done * wider**2), done + 1), most)
@@ -242,7 +245,8 @@ def _expected(done: int, wider: float, most: int) -> int:
 def _from_many_starts(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
 ) -> Measures:
-    """Runs from different starts; longer ones where these differ by more than their starts."""
+    """Runs from different starts; made longer where randomness within runs adds to their
+    differences."""
     longest = MOST_ROUNDS // RUNS_OF_NOISY // 2
     rounds = 0
     while True:
@@ -286,17 +290,17 @@ def _runs(
 ) -> tuple[list[tuple[Totals, Pilot]], float]:
     """Totals of runs of at least so many ``rounds`` after the warm-up, and the interval over them.
 
-    As many as it takes for the interval, fewer where they have to become longer anyway.
+    As many as the interval needs, or fewer if they have to become longer anyway.
     """
     found: list[tuple[Totals, Pilot]] = []
     ci = inf
     while len(found) < MOST_RUNS and ci > rel_ci:
         run_seed = _seeds(seed, MOST_RUNS)[len(found)]
         expected = FEWEST_RUNS * (PILOT_ROUNDS + rounds)
-        with Run(graph, run_seed, expected, compiled, depth=_FEW) as run:
+        with Simulation(graph, run_seed, expected, compiled, depth=_FEW) as run:
             pilot = warm_up(run, rel_ci, found[0][1].spans if found else 0, None)
             begin = pilot.begin
-            if rounds > 0:  # with little jitter the order of workers takes long to mix
+            if rounds > 0:  # with little jitter, the order of workers changes slowly
                 run.advance(max(run.rounds, begin.rounds + rounds // LATER))
                 begin = run.totals()
             run.advance(max(run.rounds, begin.rounds + rounds))

@@ -30,7 +30,7 @@ from perfmodel.engine.waits import attribute_wait, open_wait
 
 
 def supply(w: World, op: Id, source: int) -> None:
-    """One of the things ``op`` lacked is there; ``source`` is the instance that brought it."""
+    """Supply one of the missing inputs of ``op``; ``source`` is the instance that it is from."""
     o = w.ops[op]
     o.missing -= 1
     if o.missing == 0:
@@ -38,7 +38,7 @@ def supply(w: World, op: Id, source: int) -> None:
 
 
 def hand_token(w: World, k: int, source: int) -> None:
-    """A token comes along edge ``k``; ``tokens`` counts all that ever came, and the lag."""
+    """Deliver a token along edge ``k``; ``tokens`` counts all tokens so far, and the lag."""
     edge = w.edges[k]
     target = edge.target if edge.target >= 0 else w.gate_edges[-1 - edge.target].target
     t = w.ops[target]
@@ -86,7 +86,7 @@ def op_ready(w: World, op: Id, source: int) -> None:
 
 
 def _take_early(w: World, op: Id) -> None:
-    """Count the tokens that have come already for the iteration after the one that is ready."""
+    """Count the tokens that have already arrived for the next iteration."""
     o = w.ops[op]
     for k in range(w.into_first[op], w.into_first[op + 1]):
         edge = w.edges[w.into[k]]
@@ -149,7 +149,8 @@ def _prepare(w: World, op: Id) -> bool:
 
 
 def enqueue(w: World, slot: int, op: Id) -> None:
-    """Put ``op`` into the queue of ``slot``: its head, and a binary heap of those behind."""
+    """Add ``op`` to the queue of ``slot``: the head is stored apart, the others in a binary
+    heap."""
     s, q = w.state[0], w.slots[slot]
     q.waiting += 1
     if q.waiting == 1:
@@ -173,7 +174,7 @@ def enqueue(w: World, slot: int, op: Id) -> None:
 
 
 def _dequeue(w: World, slot: int) -> None:
-    """Take the head out of the queue of ``slot``."""
+    """Remove the head of the queue of ``slot``."""
     q = w.slots[slot]
     q.waiting -= 1
     if q.waiting == 0:
@@ -203,7 +204,7 @@ def _goes_before(w: World, a: Id, b: Id) -> bool:
 
 
 def dispatch(w: World) -> None:
-    """Give free slots to those that are first in their queues."""
+    """Give free slots to the first ops in their queues."""
     s = w.state[0]
     while s.touched > 0:
         s.touched -= 1
@@ -244,7 +245,7 @@ def _has_room(w: World, op: Id) -> bool:
 
 
 def start_op(w: World, op: Id, releaser: int) -> None:
-    """Start an op, or the next piece of it; ``releaser`` is what freed its slots."""
+    """Start an op, or its next piece; ``releaser`` is the instance that freed its slots."""
     s, o = w.state[0], w.ops[op]
     if o.phase == QUEUED and o.extra >= 0 and bytes_left(w, op) > 0.0:
         o.since = s.now
@@ -314,13 +315,13 @@ def move_piece(w: World, op: Id) -> None:
 
 
 def bytes_left(w: World, op: Id) -> float:
-    """Bytes that an op has still to move once the present piece has been."""
+    """Bytes of an op that remain after the current piece."""
     special = w.extras[w.ops[op].extra].special
     return float(w.specials[special].left) if special >= 0 else 0.0
 
 
 def _load_batch(w: World, op: Id) -> None:
-    """Take as many of the admitted items as fit, at least one."""
+    """Load as many of the admitted items as fit, at least one."""
     o = w.ops[op]
     x = w.specials[w.extras[o.extra].special]
     total = 0.0

@@ -1,4 +1,4 @@
-"""What can be read off a simulation under way: its state, and what has been counted so far."""
+"""The state of a running simulation, for comparisons, and its counters and sums so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _F, _I, _L = "f8", "i4", "i8"
 
 
 class State(NamedTuple):
-    """Everything the future depends on, relative to the present: counts, times, bytes."""
+    """Everything that determines the future, relative to the present: counts, times, bytes."""
 
     counts: NDArray[np.int64]
     times: NDArray[np.float64]
@@ -52,7 +52,6 @@ def state(world: World) -> State:
         column(world, "specials", "open"),
         _phases(world, taken),
         *(column(world, "items", name) for name in ("tokens", "admitted", "loaded")),
-        _turns(world, taken),
         np.array(world.counter_part),
         _risen(world),
         what[order],
@@ -73,10 +72,10 @@ def state(world: World) -> State:
 
 
 def _risen(world: World) -> NDArray[Any]:
-    """How far counters have risen since each probe that is open was opened, probe by probe.
+    """By how much the counter of each open probe has risen since the probe was opened.
 
-    It decides how stale what closes it will be: windows that are open when everything begins are
-    shorter than those of later rounds, in an otherwise equal state.
+    It determines the staleness when the probe closes: probes that are open at the start of the
+    simulation see fewer updates than those of later rounds in an otherwise equal state.
     """
     names = ("counter", "stamp", "room", "next", "open")
     probe = {name: column(world, "probes", name) for name in names}
@@ -91,7 +90,7 @@ def _risen(world: World) -> NDArray[Any]:
 
 
 def _phases(world: World, taken: NDArray[Any]) -> NDArray[Any]:
-    """Where each op that is not active in every iteration is in its cycle of iterations."""
+    """Position of each op with periodic activity in its period of iterations."""
     if len(world.specials) == 0:
         return np.zeros(0, _L)
     extra = column(world, "ops", "extra")
@@ -106,18 +105,8 @@ _COUNTING = (codes.DRAIN, codes.TO_QUORUM, codes.FROM_BATCH)
 """Edges whose tokens are counted from the start, like those of plain edges."""
 
 
-def _turns(world: World, taken: NDArray[Any]) -> NDArray[Any]:
-    """Where the ops that are active every so often are in their turns."""
-    extra = column(world, "ops", "extra")
-    ops = np.flatnonzero(extra >= 0)
-    special = column(world, "extras", "special")[extra[ops]]
-    ops, special = ops[special >= 0], special[special >= 0]
-    turns: NDArray[Any] = taken[ops] % column(world, "specials", "every")[special]
-    return turns
-
-
 def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """The ops that are moving bytes, in order, and how many they have left."""
+    """The ops that are moving bytes, in ascending order, and their remaining bytes."""
     names = ("home", "served", "joined", "weight", "lead", "level", "flow", "count")
     every = {name: column(world, "routes", name) for name in names}
     busy = np.flatnonzero(every["count"])
@@ -142,7 +131,7 @@ def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
 
 
 def totals(graph: OpGraph, world: World) -> Totals:
-    """What has been counted so far, with the part of what is under way that is done."""
+    """Counters and sums so far, including the completed part of running ops."""
     one = {name: column(world, "state", name)[0].item() for name in _COUNTED}
     phase = column(world, "ops", "phase")
     running = np.flatnonzero((phase == codes.WORKING) | (phase == codes.MOVING))
@@ -183,7 +172,7 @@ _TOTALLED = tuple(
 
 
 def forget_gap(world: World) -> None:
-    """Let the largest gap between groups be the largest from now on."""
+    """Restart the maximum of the gap between groups."""
     first = world.state[0]
     if isinstance(world.state, list):
         first.gap_max = first.fastest - first.slowest

@@ -1,4 +1,4 @@
-"""When a simulation has settled: a state that recurs, a warm-up to drop, enough batches."""
+"""Detects the steady state: a recurring state, a warm-up to drop, enough batches."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from perfmodel.engine.state import State, state
 from perfmodel.engine.world import World, column
 
 SAME = 1e-9
-"""How far times, or bytes, of two states may differ by rounding, relative to the largest."""
+"""Tolerance for rounding in times, or bytes, of two states, relative to the largest."""
 
 FEWEST_BATCHES, MOST_BATCHES = 16, 32
-"""Batches that a confidence interval is over; when there are more, pairs become one."""
+"""Number of batches of a confidence interval; above the maximum, pairs are merged."""
 
 MOST_CORRELATION = 0.3
 """Lag-one correlation of batch means beyond which longer batches are needed."""
 
 CONFIDENCE, AT_EACH_LOOK = 0.95, 0.97
-"""Of an interval as reported, and of each look at it. A run is looked at until its interval is
-narrow, which is sooner where it is narrow by chance: of intervals of 97 % that end a run, about
-95 % hold (docs/explanation/how-long-to-simulate.md)."""
+"""Confidence of a reported interval, and of each check of it. A run ends when its interval is
+narrow enough, which favours intervals that are narrow by chance: of 97 % intervals that end a run,
+about 95 % contain the true value (docs/explanation/how-long-to-simulate.md)."""
 
 
 class Recurrence:
@@ -41,10 +41,10 @@ class Recurrence:
         self._state: State | None = None
         self._next = 1
         self.fresh = False
-        """Whether the state last seen is the one that is kept."""
+        """Whether the last state is the stored one."""
 
     def seen(self, world: World, done: int, totals: Callable[[], Totals]) -> Totals | None:
-        """The totals at the earlier time when the state was the same, None if it is new."""
+        """The totals when the same state was seen before, None if it is new."""
         time = float(column(world, "state", "now")[0])
         self.fresh = False
         if self._state is not None and time == self.saved.time:
@@ -75,19 +75,19 @@ def _close(a: NDArray[np.float64], b: NDArray[np.float64]) -> bool:
 def warmup_rounds(rates: Sequence[float], least: int = 0) -> int:
     """How many of the first rounds to drop: ``least``, or a power of two, at most two thirds.
 
-    The one that leaves the least standard error of the mean of the rest, which is the marginal
-    standard error rule (White, Simulation 69(6), 1997, doi 10.1177/003754979706900601).
+    The one that minimises the standard error of the mean of the rest (marginal standard error rule:
+    White, Simulation 69(6), 1997, doi 10.1177/003754979706900601).
     """
     values = np.asarray(rates)
     candidates = warmups(len(values), least)
     late = values[least:]
     if np.isfinite(late).all() and float(np.ptp(late)) <= SAME * float(np.abs(late).max()):
-        return least  # what differs is rounding
+        return least  # differences are rounding errors
     return min(candidates, key=lambda d: float(values[d:].var()) / (len(values) - d))
 
 
 def warmups(rounds: int, least: int) -> list[int]:
-    """What may be dropped of some rounds."""
+    """Candidate lengths of the warm-up."""
     powers = [1 << k for k in range(rounds.bit_length()) if 3 << k <= 2 * rounds]
     return [least, *(power for power in powers if power > least)]
 
@@ -103,7 +103,7 @@ def ci_fraction(values: Sequence[float], confidence: float = CONFIDENCE) -> floa
     return float(stdtrit(len(x) - 1, (1.0 + confidence) / 2.0)) * spread / float(x.mean())
 
 
-class Series:
+class BatchMeans:
     """Batches of rounds of one long run, and the confidence interval of their mean rate.
 
     Batch means: Law, "Simulation Modeling and Analysis", 5th ed., section 9.5.3. As the run grows,
@@ -130,7 +130,8 @@ class Series:
             self.batch_rounds *= 2
 
     def ci_fraction(self) -> float:
-        """The interval; infinite as long as there are too few batches, or they hang together."""
+        """Relative half-width; infinite if there are too few batches, or if they are
+        autocorrelated."""
         if len(self._work) < FEWEST_BATCHES:
             return math.inf
         rates = np.array(self._work) / np.array(self._time)
@@ -141,9 +142,9 @@ class Series:
         return ci_fraction(rates.tolist(), AT_EACH_LOOK)
 
     def last_ci_fraction(self) -> float:
-        """The interval when there can be no more rounds: of longer batches if these hang together.
+        """Relative half-width at the end of a run: from longer batches if these are autocorrelated.
 
-        Of as few as four, and wide accordingly.
+        From as few as four batches, and wide accordingly.
         """
         work, time = self._work, self._time
         while len(work) >= 8:

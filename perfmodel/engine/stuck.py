@@ -1,4 +1,4 @@
-"""Why a simulation cannot go on: deadlocks, starvation and faults, in words."""
+"""Why a simulation cannot continue: texts for deadlocks, starvation and faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
 
 _NAMED = 4
-"""Ops that a message names before it says "and so on"."""
+"""Number of ops named in a message."""
 
 
 def cycle_without_lag(graph: OpGraph) -> list[int]:
@@ -31,7 +31,7 @@ def cycle_without_lag(graph: OpGraph) -> list[int]:
             missing[b] -= 1
             if not missing[b]:
                 ready.append(b)
-    # what still misses something is on a cycle, or behind one
+    # ops that still miss an input are on a cycle, or downstream of one
     before = {b: a for a, b in zip(source, target, strict=True) if missing[a] and missing[b]}
     if not before:
         return []
@@ -46,7 +46,7 @@ def cycle_without_lag(graph: OpGraph) -> list[int]:
 
 
 def _optional(graph: OpGraph) -> NDArray[np.bool_]:
-    """Edges that nothing has to wait for in the same iteration: those into gates of their own."""
+    """Edges whose target does not need a token in each iteration: those into gates."""
     free = np.zeros(len(graph.edge_lag), np.bool_)
     for rule in graph.rules:
         if isinstance(rule, (Every, Batch)):
@@ -59,7 +59,7 @@ def _optional(graph: OpGraph) -> NDArray[np.bool_]:
 def finished(graph: OpGraph, world: World, limit: int) -> bool:
     """Whether every op has run ``limit`` times, apart from those whose gates keep their own count.
 
-    A world that nothing moves in any more is meant.
+    For a world without any further events.
     """
     done = column(world, "ops", "taken") >= limit
     done &= column(world, "ops", "phase") == codes.IDLE
@@ -70,7 +70,7 @@ def finished(graph: OpGraph, world: World, limit: int) -> bool:
 
 
 def describe_deadlock(graph: OpGraph, world: World) -> str:
-    """Which ops wait, and for what, although nothing moves any more."""
+    """Which ops wait, and for what, when no event is left."""
     now = float(column(world, "state", "now")[0])
     rounds = int(column(world, "state", "slowest")[0])
     phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")

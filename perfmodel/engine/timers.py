@@ -1,4 +1,9 @@
-"""The heap of timers: when operations end, tokens arrive and transfers start."""
+"""The heap of timers: when operations end, tokens arrive and transfers start.
+
+The engine's heaps (here, in ``pools`` and in ``filling``) are written out one by one: each compares
+other keys and records positions in another table. A common function would need both as arguments,
+and neither the compiled nor the plain loop can pass fields of records without a cost for each step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ def end_soon(w: World, op: Id) -> None:
 
 
 def set_timer(w: World, time: float, kind: int, op: Id) -> None:
-    """Add to the timers, a binary heap in order of (time, kind, op)."""
+    """Add a timer to the binary heap, ordered by (time, kind, op)."""
     s, times, whats = w.state[0], w.timer_time, w.timer_what
     what = kind * KIND + op
     i = s.timers
@@ -40,14 +45,14 @@ def set_timer(w: World, time: float, kind: int, op: Id) -> None:
 
 
 def pop_timer(w: World) -> int:
-    """Take out the first timer; returns its kind and op."""
+    """Remove the first timer; returns its kind and op."""
     s, times, whats = w.state[0], w.timer_time, w.timer_what
     first = whats[0]
     n = s.timers - 1
     s.timers = n
     time, what = times[n], whats[n]
     i, child = 0, 1
-    while child < n:  # the gap sinks to the bottom, then the last timer rises from there
+    while child < n:  # sift the gap down to the bottom, then the last timer up from there
         if child + 1 < n:
             if times[child] == times[child + 1]:
                 child += whats[child + 1] < whats[child]

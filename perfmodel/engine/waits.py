@@ -1,4 +1,4 @@
-"""Why a group waits: the causes along the chain that held it up."""
+"""Attribution of waits to causes, along the chain of predecessors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perfmodel.engine.codes import (
 )
 
 MOST_STEPS = 16
-"""Instances, per op of the graph, that a walk back looks at."""
+"""Limit of instances visited by a walk back, per op of the graph."""
 
 
 def awaiting(w: World, k: int) -> int:
-    """The op that has to wait for edge ``k`` in its first iteration, NONE if there is none."""
+    """The op that waits for edge ``k`` in its first iteration, NONE if there is none."""
     edge = w.edges[k]
     if edge.tokens > 0:
         return NONE
@@ -46,13 +46,13 @@ def open_wait(w: World, probe: int) -> None:
 
 
 def walk_critical(w: World, record: int, until: float) -> None:
-    """Follow what let each op start, back to ``until``, and charge the time to the ops."""
+    """Walk back to ``until`` through what let each op start, and charge the time to these ops."""
     s = w.state[0]
     end = s.now
     s.walks += 1
     for _ in range(MOST_STEPS * s.n_ops):
         start = w.history[record].start
-        if start > end:  # overwritten by a later instance: the chain is lost here
+        if start > end:  # overwritten by a later instance: the chain ends here
             return
         op = record // s.depth
         w.critical[op] += end - max(start, until)
@@ -64,7 +64,7 @@ def walk_critical(w: World, record: int, until: float) -> None:
 
 
 def attribute_wait(w: World, group: int, until: float, record: int) -> None:
-    """Split the time a group was idle by what the op that starts now had to wait for.
+    """Split a group's idle time by the causes that delayed the op that starts now.
 
     It was idle from ``until`` to now.
 
@@ -77,7 +77,7 @@ def attribute_wait(w: World, group: int, until: float, record: int) -> None:
     cause = w.cause[record // s.depth]
     for _ in range(MOST_STEPS * s.n_ops):
         record = w.history[record].last
-        if record == NONE or w.history[record].ready > end:  # a later instance took its place
+        if record == NONE or w.history[record].ready > end:  # overwritten by a later instance
             break
         cause = w.cause[record // s.depth]
         if cause == BOUND:

@@ -1,4 +1,4 @@
-"""The first part of a run: when has it settled, and what of it is to be dropped."""
+"""The pilot of a simulation: when it has settled, and how much of it is dropped."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import NamedTuple
 
 from perfmodel.engine.leads import possible_loss, settled_after, ties_of
 from perfmodel.engine.measures import Totals
-from perfmodel.engine.run import Clock, Run
+from perfmodel.engine.run import Clock, Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import warmup_rounds, warmups
 
 MOST_TRANSIENT_ROUNDS = 16384
-"""Rounds of a pilot whose workers still drift apart although something ties them together."""
+"""Most rounds of a pilot while workers that are tied together still drift apart."""
 
 LAGS = 8
-"""Rounds of a pilot per round of the longest lag, once workers have drifted apart."""
+"""Least rounds of a pilot, as a multiple of the longest lag, where workers drift apart."""
 
 TOLERATED_LOSS = 0.5
-"""Such a drift, as a part of ``rel_ci``, that need not end: the interval covers it."""
+"""Loss of rate by such a drift, as a fraction of ``rel_ci``, that is tolerated: the interval covers
+it."""
 
 PILOT_ROUNDS, MOST_PILOT_ROUNDS = 24, 768
 """Rounds of a pilot, doubled while the warm-up may fill two thirds of it."""
@@ -29,13 +30,13 @@ FEWEST_PILOT_SPANS = 6
 each of these has been active as often as it is in the long run."""
 
 LEAST_WARMUP = 8
-"""Rounds that are dropped in any case."""
+"""Rounds that are always dropped."""
 
 Progress = Callable[[int, int], None]
 
 
 class Pilot(NamedTuple):
-    """The first part of a run: what to drop of it, and what it says about the rest.
+    """The first part of a simulation: how much of it to drop, and what it says about the rest.
 
     ``begin`` the totals after the warm-up, ``clocks`` the clock at each span since, ``spans`` how
     many there were in all, ``transient_rounds`` when workers that are tied together had drifted as
@@ -50,8 +51,8 @@ class Pilot(NamedTuple):
     loss: float
 
 
-def warm_up(run: Run, rel_ci: float, least_spans: int, progress: Progress | None) -> Pilot:
-    """Run until the warm-up can be told from the rest.
+def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress | None) -> Pilot:
+    """Run until the warm-up can be identified.
 
     Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds). It goes on
     while workers that are tied together still drift apart, and more than a part of ``rel_ci`` may

@@ -1,6 +1,6 @@
 """The state of a simulation in records: arrays of them, or lists of objects.
 
-Compiled code runs on the arrays, its plain twin on the objects; each can be made of the other.
+Compiled code uses the arrays, the plain loop the objects; each can be converted to the other.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class World(NamedTuple):
     counter_part: Any
     stamp_time: Any
     stamp_count: Any
-    # what is measured
+    # measurements
     moved: Any
     waits: Any
     marked_at: Any
@@ -216,14 +216,14 @@ def _class_of(name: str, dtype: np.dtype[Any]) -> Any:
 
 
 def starts(counts: NDArray[Any]) -> NDArray[np.int64]:
-    """Where parts of such lengths begin in a row, and where the last one ends."""
+    """Offsets of consecutive parts of these lengths, and the end of the last."""
     found = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=found[1:])
     return found
 
 
 def grown(world: World) -> World:
-    """The same with twice the room for timers."""
+    """The same world with room for twice as many timers."""
     room = 2 * int(column(world, "state", "timer_room")[0])
     if isinstance(world.state, list):
         world.state[0].timer_room = room

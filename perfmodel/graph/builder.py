@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.base.arrays import NONE, Floats, Ids, Refs
+from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.graph.checks import check
+from perfmodel.graph.columns import distinct_rows, offsets
 from perfmodel.graph.op_graph import CAUSES, MOST, Axis, Block, Distribution, OpGraph
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum, Rule
 
@@ -23,7 +24,7 @@ _most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
 
 @contextmanager
 def bounded(most: int) -> Iterator[None]:
-    """Let builders refuse graphs of more than ``most`` ops as soon as they see them coming."""
+    """Make builders refuse graphs of more than ``most`` ops as early as possible."""
     token = _most_ops.set(most)
     try:
         yield
@@ -56,9 +57,9 @@ class GraphBuilder:
     ) -> Ids:
         """Add serial resources of ``capacity`` units, such as threads, or bytes of credit.
 
-        Waiting ops are served by priority, first come first served within one priority, and lower
-        id first among those that come together. Nobody overtakes: an op that needs more units
-        than are free holds up those behind it.
+        Waiting ops are served by priority, first come first served within one priority, and by id
+        among ops that arrive at the same time. There is no overtaking: an op that needs more units
+        than are free blocks those behind it.
         """
         ids = self._new("slot", label, shape, axes)
         self._add("slot_capacity", np.broadcast_to(np.asarray(capacity, np.int64), shape).ravel())
@@ -131,6 +132,7 @@ class GraphBuilder:
         each link a unit of rate takes. ``slots`` has one more axis as well, for ops that hold
         several slots; ``units`` broadcasts against it. An op with bytes but neither link nor rate
         cap moves them in no time. The latencies of the links on the path add to ``latency_s``.
+        It has this many parameters because each is a column of the table of ops.
         """
         ids = self._new("op", label, shape, axes)
 
@@ -192,7 +194,7 @@ class GraphBuilder:
         for name, values in (("rate cap", caps), ("weight", weights), ("path units", amounts)):
             if not (values > 0.0).all():
                 raise InputError(f"{label!r}: {name} must be positive")
-        kinds, first = _alike([*links.T, *amounts.T, caps, weights])
+        kinds, first = distinct_rows([*links.T, *amounts.T, caps, weights])
         links, amounts = links[first], amounts[first]
         used = links != NONE
         self._add("route_length", used.sum(axis=1))
@@ -217,7 +219,7 @@ class GraphBuilder:
         self.edge(ops[..., :-1], ops[..., 1:])
 
     def stagger(self, ops: Ids, within_s: ArrayLike) -> None:
-        """Hold back the first instance of each op by a random part of ``within_s`` seconds."""
+        """Delay the first instance of each op by a random fraction of ``within_s`` seconds."""
         self._add("stagger_ops", ops.ravel())
         self._add("stagger_s", np.broadcast_to(np.asarray(within_s, np.float64), ops.shape).ravel())
 
@@ -232,17 +234,17 @@ class GraphBuilder:
         chosen: ArrayLike = 0,
         among: int = 0,
     ) -> None:
-        """Let ``ops`` work every ``every``-th iteration only, or by chance.
+        """Make ``ops`` active in every ``every``-th iteration only, or at random.
 
-        In other iterations they take no time and no slot, raise no counter, put nothing into a
-        mailbox, and pass on their other tokens. By chance means with a probability and, with
-        ``among``, where an op that chooses among so many by the same stream takes alternative
-        ``chosen``. Ops that are active together share a stream; ``draw`` and ``chosen`` broadcast
-        against ``ops``.
+        In other iterations they take no time and no slot, raise no counter, send nothing to a
+        mailbox, and pass on their other tokens. At random means with a probability and, with
+        ``among``, in iterations in which an op that chooses among that many alternatives by the
+        same stream takes number ``chosen``. Ops that are active together share a stream; ``draw``
+        and ``chosen`` broadcast against ``ops``.
 
         Raises
         ------
-        InputError : a probability outside 0 to 1, or nothing to draw from where chance decides.
+        InputError : a probability outside 0 to 1, or no stream to draw from.
         """
         streams = np.broadcast_to(np.asarray(draw, np.int64), ops.shape).ravel()
         which = np.broadcast_to(np.asarray(chosen, np.int64), ops.shape).ravel()
@@ -265,10 +267,10 @@ class GraphBuilder:
         slots: ArrayLike | None = None,
         latency_s: ArrayLike = 0.0,
     ) -> None:
-        """Let each of ``ops`` (ops,) take a path and a slot by chance, afresh in each iteration.
+        """Let each of ``ops`` (ops,) draw a path and a slot at random in each iteration.
 
         ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives) and ``latency_s``
-        broadcast. What is given replaces what the op had. Ops that share a stream take the
+        broadcast. Given values replace those of the op. Ops that share a stream take the
         alternative of the same number.
         """
         flat = ops.ravel()
@@ -308,7 +310,8 @@ class GraphBuilder:
         self._rules.append(Every(int(op), _at_least_one("every", count)))
 
     def mailbox(self, op: int, sources: ArrayLike, per_token_s: float = 0.0) -> None:
-        """Let ``op`` take whatever ``sources`` have sent by the time it starts (gossip)."""
+        """Let ``op`` take all messages that ``sources`` have sent by the time it starts
+        (gossip)."""
         flat = np.asarray(sources, np.int64).ravel()
         self.edge(flat, int(op))
         self._rules.append(Mailbox(int(op), flat, per_token_s))
@@ -337,7 +340,7 @@ class GraphBuilder:
         """Add a counter for each index along the last axis, raised as any of its ops ends.
 
         ``ops`` has shape (..., counters); returns the counter ids, shape (counters,). With
-        ``every`` it takes so many ends for a counter to rise by one, as where gradients of several
+        ``every`` a counter rises by one after that many ends, as where the gradients of several
         workers make one update (n-softsync).
         """
         ids = self._count["counter"] + np.arange(ops.shape[-1])
@@ -393,8 +396,8 @@ class GraphBuilder:
         graph = OpGraph(
             **columns,
             op_stagger_s=stagger,
-            hold_start=_starts(self._take("hold_count", np.int32)),
-            route_start=_starts(self._take("route_length", np.int32)),
+            hold_start=offsets(self._take("hold_count", np.int32)),
+            route_start=offsets(self._take("route_length", np.int32)),
             group_device=np.asarray(device, np.int64).ravel(),
             group_mark=marks,
             group_count=np.broadcast_to(np.asarray(count, np.int64), marks.shape),
@@ -466,36 +469,6 @@ _COLUMNS: dict[Any, tuple[str, ...]] = {
     np.int8: ("op_cause",),
     np.bool_: ("probe_at_ready",),
 }
-
-
-def _starts(counts: NDArray[Any]) -> Refs:
-    starts = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=starts[1:])
-    return starts
-
-
-def _alike(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
-    """Number of the kind of each row, (rows,), and the first row of each kind, (kinds,)."""
-    kind = np.zeros(len(columns[0]), np.int64)
-    for values in columns:
-        if len(values) and (values != values[0]).any():
-            codes, _ = _numbered(values)
-            kind, _ = _numbered(kind * (codes.max() + 1) + codes)
-    return _numbered(kind)
-
-
-def _numbered(values: NDArray[Any]) -> tuple[Ids, Ids]:
-    """Rank of each value among the different ones, and where each of those comes first.
-
-    As np.unique has it, which imports much that is not needed here.
-    """
-    order = np.argsort(values, kind="stable")
-    ranked = values[order]
-    new = np.ones(len(values), np.bool_)
-    new[1:] = ranked[1:] != ranked[:-1]
-    rank = np.empty(len(values), np.int64)
-    rank[order] = np.cumsum(new) - 1
-    return rank, order[new]
 
 
 def _at_least_one(what: str, count: int) -> int:

@@ -1,4 +1,4 @@
-"""What an op graph must be for the engine to run it."""
+"""Checks that the engine can run an op graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from perfmodel.graph.rules import Activity
 
 
 def check(graph: OpGraph) -> None:
-    """Refuse what cannot be simulated; say which op or resource, and the value."""
+    """Raise InputError for a graph that cannot be simulated, naming the op or resource and the
+    value."""
     for column, label, most in (
         ("op_seconds", "seconds", LONGEST),
         ("op_bytes", "bytes", 1000 * LONGEST),

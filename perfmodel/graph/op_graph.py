@@ -1,10 +1,10 @@
-"""The one idea: a training job as a small cyclic graph of operations over contended resources.
+"""A training job as a small cyclic graph of operations that contend for resources.
 
 An **op** runs once per iteration. It may hold **slots** (units of serial resources: a device, a
 connection, a server's threads), it takes seconds, and it moves bytes along a **path** of **links**
 that it shares with other transfers. An **edge** with lag k makes iteration i of its target wait for
-iteration i-k of its source. Two instances of one op never overlap. What does not fit this has a
-name of its own: activity, choice, quantum, and the gates quorum, every, mailbox and batch.
+iteration i-k of its source. Two instances of one op never overlap. Behaviour beyond this is given
+by rules: activity, choice, quantum, and the gates quorum, every, mailbox and batch.
 
 The graph knows nothing about neural networks and nothing about simulated time. It is stored in
 arrays: a :class:`GraphBuilder` takes whole blocks of ops (workers x layers, say) as NumPy arrays
@@ -30,14 +30,14 @@ MOST = 50_000_000
 """Ops, slots, links or probes of one graph; more would not fit into memory."""
 
 LONGEST = 1e15
-"""Largest time (s), and a thousandth of the largest size (bytes), that an op may have: beyond it
-small times would vanish in rounding, and the clock would stand still."""
+"""Largest time (s), and a thousandth of the largest size (bytes), of an op: beyond it small times
+would be lost in rounding, and the clock would stand still."""
 
 MOST_PRIORITY, MOST_HELD, MOST_UNITS = 32767, 127, 2**31 - 1
 """Largest priority, slots of one op, and units of one slot: as the engine stores them."""
 
 CAUSES = ("network", "server", "straggler", "staleness_bound", "data", "cpu")
-"""What one may wait for. Every op and slot names the cause it is to those who wait for it."""
+"""Causes of waits. Every op and slot has a cause, to which waits for it are charged."""
 
 Distribution = Literal["lognormal", "gamma"]
 
@@ -97,8 +97,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     Shapes: ``op_*`` (ops,); ``edge_*`` (edges,) in the order they were added; ``hold_start``
     (ops+1,) into ``hold_slots`` and ``hold_units``; ``route_*`` (routes,), ``route_start``
     (routes+1,) into ``route_links`` and ``route_units``; ``slot_*`` (slots,); ``link_*`` (links,);
-    ``stream_*`` (streams,); ``probe_*`` (probes,); ``group_*`` (groups,). A *group* is whoever
-    iterates: one worker, or ``group_count`` workers that are alike in everything.
+    ``stream_*`` (streams,); ``probe_*`` (probes,); ``group_*`` (groups,). A *group* is one worker,
+    or ``group_count`` identical workers.
 
     Attributes
     ----------
@@ -106,10 +106,10 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     op_bytes : bytes an op moves along its route after that; 0 for none.
     op_latency_s : delay between an op's end, which frees its slots, and its successors' start.
     op_stream : stream of the random factor of ``op_seconds`` and ``op_bytes``.
-    op_priority : who of those waiting for a slot goes first: the lowest, then the first to come.
+    op_priority : order of service at a slot: the lowest first, then first come first served.
     op_cause : index into CAUSES.
-    op_stagger_s : the first instance is held back by a random part of this (s); the parts of the
-        groups are spread evenly over [0, 1).
+    op_stagger_s : the first instance is delayed by a random fraction of this (s); the fractions of
+    the groups are spread evenly over [0, 1).
     hold_units : how much of the slot's capacity the op takes.
     route_units : how much of the link's capacity one unit of rate takes.
     route_cap_bytes_per_s, route_weight : limit of one transfer's rate; its part in sharing.
@@ -180,12 +180,12 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
 
     @property
     def random(self) -> bool:
-        """Whether the seed matters."""
+        """Whether results depend on the seed."""
         return self.staggered or self.noisy
 
     @property
     def noisy(self) -> bool:
-        """Whether chance decides anything after the start."""
+        """Whether anything is random after the start."""
         return (
             bool(np.any(self.stream_cv > 0.0))
             or any(isinstance(rule, Choice) for rule in self.rules)
@@ -246,14 +246,14 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         return Use(block.label, block.name(op), family.label, family.name(identity), fixed_s)
 
     def rate_cap_bytes_per_s(self, op: int) -> float:
-        """The most an op's transfer may get, however empty its links are."""
+        """Upper limit of the rate of an op's transfer."""
         route = self.op_route[op]
         return math.inf if route == NONE else float(self.route_cap_bytes_per_s[route])
 
     def bytes_by_link(self) -> Floats:
         """Bytes over each link in one iteration of every op, shape (links,).
 
-        Of ops that are active in some iterations, or choose a route, the mean.
+        The mean for ops that are active in some iterations only, or choose a route.
         """
         moved = self.op_bytes.copy()
         routes = np.zeros(len(self.route_weight))

@@ -1,4 +1,4 @@
-"""What operations may do beyond fixed edges: draws, gates, mailboxes and batches."""
+"""Rules of operations beyond fixed edges: draws, gates, mailboxes and batches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from perfmodel.base.arrays import Floats, Ids
 class Activity(msgspec.Struct, frozen=True, eq=False):
     """Iterations in which ops (ids, any shape) are active; in the others they pass on their tokens.
 
-    Active is iteration i with i % every == phase, if the draw u of (seed, ``draw``, i) has
-    u < probability and, where ``among`` is above 0, a choice among so many by that draw would be
+    Iteration i is active if i % every == phase, the draw u of (seed, ``draw``, i) has u <
+    probability and, where ``among`` is above 0, a choice among that many by that draw would be
     number ``chosen`` (ops,). ``draw`` is a stream for each op, NONE where nothing is drawn.
     """
 
@@ -25,7 +25,7 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def drawn(self) -> bool:
-        """Whether chance decides."""
+        """Whether activity is random."""
         return self.probability < 1.0 or self.among > 1
 
 
@@ -54,7 +54,7 @@ class Quantum(msgspec.Struct, frozen=True, eq=False):
 class Quorum(msgspec.Struct, frozen=True, eq=False):
     """``op`` fires with the ``count``-th token for an iteration; later ones are absorbed.
 
-    Who waits for the op takes all the tokens it finds, and is thereby in the iteration of the last.
+    An op that waits for it takes all available tokens, and jumps to the latest iteration.
     """
 
     op: int
@@ -62,16 +62,17 @@ class Quorum(msgspec.Struct, frozen=True, eq=False):
 
 
 class Every(msgspec.Struct, frozen=True, eq=False):
-    """``op`` fires once for every ``count`` tokens, whoever they come from."""
+    """``op`` fires once for every ``count`` tokens, from any source."""
 
     op: int
     count: int
 
 
 class Mailbox(msgspec.Struct, frozen=True, eq=False):
-    """``op`` takes all tokens from ``sources`` that are there when it starts, and waits for none.
+    """``op`` takes all tokens from ``sources`` that have arrived when it starts, and waits for
+    none.
 
-    Each lengthens it by ``per_token_s``.
+    Each token adds ``per_token_s`` to its duration.
     """
 
     op: int
@@ -80,7 +81,8 @@ class Mailbox(msgspec.Struct, frozen=True, eq=False):
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
-    """``op`` moves together what is ready at a tick, up to ``cap_bytes`` at a time.
+    """``op`` moves all items that are ready at a tick in one transfer, up to ``cap_bytes`` at a
+    time.
 
     Ticks are the multiples of ``cycle_s``. ``sources``, ``targets``, ``bytes`` (items,): an item
     is ready with a token from its source, and its target gets a token once it has been moved.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from perfmodel.base.quantities import Quantity, where
 from perfmodel.inputs.cluster import Collective
-from perfmodel.theory.collective_times import Line, line_s, per_byte_growth, startup_growth
+from perfmodel.theory.collective_times import LinearCost, line_s, per_byte_growth, startup_growth
 
 
-def measured_lines(measured: Collective, ranks: Quantity) -> tuple[Line, ...]:
+def measured_lines(measured: Collective, ranks: Quantity) -> tuple[LinearCost, ...]:
     """The pieces of a measured collective, among ``ranks`` ranks."""
     factor: Quantity = 1.0
     for each in measured.uneven:
         factor = where(ranks == each.ranks, each.factor, factor)
     return tuple(
-        Line(
+        LinearCost(
             factor * piece.startup_s * startup_growth(piece.startup_growth, ranks),
             factor * piece.per_byte_s * per_byte_growth(piece.per_byte_growth, ranks),
             piece.above_bytes,

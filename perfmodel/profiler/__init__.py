@@ -11,14 +11,14 @@ from perfmodel.profiler.averages import Average
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
 from perfmodel.profiler.record import Recorded, record
-from perfmodel.profiler.training import Training, training
+from perfmodel.profiler.training import TrainingSetup, training
 
 __all__ = [
     "Average",
     "Overhead",
     "Profiler",
     "Recorded",
-    "Training",
+    "TrainingSetup",
     "record",
     "training",
 ]

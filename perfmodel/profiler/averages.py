@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfmodel.base.errors import InputError
-from perfmodel.profiler.steps import Step
+from perfmodel.profiler.steps import StepTimes
 
 PLACES = {
     ("start", "forward"): "before forward",
@@ -49,7 +49,7 @@ class Average(NamedTuple):
         return ", ".join(f"{seconds / self.all_other_s:.0%} {place}" for place, seconds in ranked)
 
 
-def average_of(steps: Sequence[Step]) -> Average:
+def average_of(steps: Sequence[StepTimes]) -> Average:
     """The average of steps.
 
     Raises

@@ -41,7 +41,7 @@ class FoundLayer:
 
 
 @dataclass(frozen=True)
-class Found:
+class InspectedStep:
     """What a step showed.
 
     Attributes
@@ -110,7 +110,7 @@ class Inspection:
         """Remove the hooks."""
         self._stack.close()
 
-    def found(self) -> Found:
+    def found(self) -> InspectedStep:
         """What was seen.
 
         Raises
@@ -140,7 +140,7 @@ class Inspection:
             )
         first = layers[0].parameters[0][1]
         precision = self._autocast or _type_name(first.dtype)
-        return Found(ordered, list(self._tops), self._samples, precision, notes)
+        return InspectedStep(ordered, list(self._tops), self._samples, precision, notes)
 
     def _before(self, module: Any, args: Any, kwargs: Any) -> None:
         if self.paused or self._recomputing():

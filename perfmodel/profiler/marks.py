@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from perfmodel.profiler.clocks import Clock
-from perfmodel.profiler.layers import Found, in_backward, samples_of, tensors
+from perfmodel.profiler.layers import InspectedStep, in_backward, samples_of, tensors
 from perfmodel.profiler.libraries import import_torch
 from perfmodel.profiler.steps import Kind, Mark
 
@@ -54,7 +54,7 @@ class Marks:
             self._stack.callback(optimizer.register_step_pre_hook(update).remove)
             self._stack.callback(optimizer.register_step_post_hook(updated).remove)
 
-    def watch(self, found: Found) -> None:
+    def watch(self, found: InspectedStep) -> None:
         """Install hooks on what a step of the model was seen to use."""
         add, mark = self._marks.append, self._clock.mark
         number = import_torch()._C._current_graph_task_id

@@ -14,12 +14,12 @@ from perfmodel.base.provenance import Source
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
 from perfmodel.profiler.averages import Average, average_of
 from perfmodel.profiler.clocks import Clock, clock_for
-from perfmodel.profiler.layers import Found, Inspection
+from perfmodel.profiler.layers import InspectedStep, Inspection
 from perfmodel.profiler.libraries import import_torch
 from perfmodel.profiler.marks import Marks
 from perfmodel.profiler.overhead import Overhead, overhead
 from perfmodel.profiler.saving import save
-from perfmodel.profiler.steps import Kind, Mark, Step, parts
+from perfmodel.profiler.steps import Kind, Mark, StepTimes, parts
 
 T = TypeVar("T")
 
@@ -39,7 +39,8 @@ class Profiler:
 
     The first step finds the layers; it is slower and never counts. Hooks are gone once ``steps``
     steps have been measured, or the block is left, also by an error. Models compiled by
-    ``torch.compile`` cannot be measured: hooks do not see inside them.
+    ``torch.compile`` cannot be measured: hooks do not see inside them. It has this many parameters
+    because most of them are written to the profile.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ class Profiler:
         self._clock = clock or clock_for(first.device)
         self._marks = Marks(self._clock)
         self._inspection: Inspection | None = None
-        self._found: Found | None = None
+        self._found: InspectedStep | None = None
         self._running = False
         self._done = 0
         self._waiting: deque[list[Mark]] = deque()
@@ -333,7 +334,7 @@ class Profiler:
         marks = self._waiting.popleft()
         self._read.append((marks, self._clock.seconds([mark for _, _, mark in marks])))
 
-    def _usual(self) -> list[Step]:
+    def _usual(self) -> list[StepTimes]:
         """The measured steps that have as many samples and passes as most of them."""
         while self._waiting:
             self._read_one()
@@ -368,7 +369,7 @@ class Profiler:
             said.append(f"other: {average.places}")
         return "; ".join([*said, *self.notes])
 
-    def _state_fraction(self, found: Found) -> float:
+    def _state_fraction(self, found: InspectedStep) -> float:
         """Bytes the optimisers keep of each parameter, over its own."""
         parameters = [p for layer in found.layers for _, p, _ in layer.parameters]
         kept = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -16,17 +17,17 @@ from perfmodel.profiler.libraries import Built, import_torch
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
 from perfmodel.profiler.saving import joined
-from perfmodel.profiler.training import Training, build, check_device, training
+from perfmodel.profiler.training import TrainingSetup, build, check_device, training
 
 PAIRS = 20
-"""Pairs of steps that the overhead is measured by."""
+"""Pairs of steps used to measure the overhead."""
 
 NOISY = 0.15
 """Standard deviation of the step, as a fraction of it, above which more steps are measured."""
 
 
-class Measured(NamedTuple):
-    """What was measured at one batch size."""
+class MeasuredBatch(NamedTuple):
+    """Measurement of one batch size."""
 
     timing: Timing
     average: Average
@@ -35,10 +36,10 @@ class Measured(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A workload, and what its measured timings are made of."""
+    """A workload, and the measurements behind its timings."""
 
     profile: Profile
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredBatch, ...]
 
 
 def record(
@@ -66,104 +67,129 @@ def record(
 ) -> Recorded:
     """Train a model for some steps at each batch size, and measure them.
 
+    It has this many parameters because it combines those of
+    :func:`perfmodel.profiler.training.training` with those of :class:`Profiler`.
+
     Parameters
     ----------
-    model : its name, or what :func:`perfmodel.profiler.training.build` made of it.
-    batch_sizes : samples of a step, of all its accumulated passes.
-    accumulate : passes before an update; each has its share of the batch.
+    model : its name, or the result of :func:`perfmodel.profiler.training.build`.
+    batch_sizes : samples per step, over all its accumulated passes.
+    accumulate : passes before an update; the batch is split equally among them.
     input_shape, batch, loss, optimizer, device, dtype : see
         :func:`perfmodel.profiler.training.training`.
-    steps, warmup : measured, and run before, at each batch size.
-    max_steps : measure up to so many where steps differ by more than 15 % (standard deviation).
-    threads : of PyTorch on the CPU; None leaves them as they are.
-    name, title, device_name : recorded; None for what the model and the device are called.
-    hardware : text for the source; empty for the processor's name as the system has it.
-    overhead_pairs : pairs of steps that the overhead is measured by; 0 does not measure it.
+    steps, warmup : steps to measure, and unmeasured steps before them, at each batch size.
+    max_steps : upper limit of measured steps, where their standard deviation exceeds 15 %.
+    threads : PyTorch threads on the CPU; None for PyTorch's default.
+    name, title, device_name : written to the profile; None for those of model and device.
+    hardware : text for the source; empty for the processor's name as the system reports it.
+    overhead_pairs : pairs of steps used to measure the profiling overhead; 0 skips this.
     old : a workload of the same model, to which the timings are added.
-    progress : called with steps done and steps in all.
+    progress : called with the number of steps done and the total.
 
     Raises
     ------
-    InputError : see :func:`perfmodel.profiler.training.training`; a batch size that the passes
-        cannot share evenly; ``old`` is of another model.
+    InputError : see :func:`perfmodel.profiler.training.training`; a batch size that is not a
+        multiple of ``accumulate``; ``old`` is of another model.
     """
+    sizes = _checked_sizes(batch_sizes, accumulate)
+    torch = import_torch()
+    check_device(device)
+    if threads is not None:
+        torch.set_num_threads(whole_number("threads", threads))
+    built = build(model) if isinstance(model, str) else model
+    plan = _Plan(
+        built=built,
+        passes=accumulate,
+        steps=steps,
+        warmup=warmup,
+        overhead_pairs=whole_number("overhead_pairs", overhead_pairs, at_least=0),
+        hardware=hardware,
+        training={"input_shape": input_shape, "batch": batch, "loss": loss}
+        | {"optimizer": optimizer, "device": device, "dtype": dtype},
+        profiler={"device_name": device_name, "name": name or built.name, "title": title}
+        | {"steps": max(steps, max_steps or steps)},
+    )
+    profile, found = old, []
+    for i, size in enumerate(sizes):
+
+        def advance(done: int, before: int = i * plan.all_steps) -> None:
+            if progress is not None:
+                progress(before + min(done, plan.all_steps), plan.all_steps * len(sizes))
+
+        new, measured = plan.measure(size, advance)
+        profile = new if profile is None else joined(profile, new, profile.name)
+        found.append(measured)
+    if profile is None:
+        raise InputError("batch_sizes: at least one is needed")
+    return Recorded(profile, tuple(found))
+
+
+def _checked_sizes(batch_sizes: Sequence[int], accumulate: int) -> tuple[int, ...]:
+    """Distinct batch sizes, each a multiple of the number of passes."""
     whole_number("accumulate", accumulate)
-    whole_number("overhead_pairs", overhead_pairs, at_least=0)
     for size in batch_sizes:
         whole_number("batch_size", size)
         if size % accumulate:
             raise InputError(
                 f"batch_size: {size} samples cannot be shared evenly by {accumulate} passes"
             )
-    batch_sizes = tuple(dict.fromkeys(batch_sizes))
-    torch = import_torch()
-    check_device(device)
-    if threads is not None:
-        torch.set_num_threads(whole_number("threads", threads))
-    built = build(model) if isinstance(model, str) else model
-    each = warmup + steps + 2 * overhead_pairs
-    profile, found = old, []
-    for i, size in enumerate(batch_sizes):
+    return tuple(dict.fromkeys(batch_sizes))
 
-        def advance(done: int, base: int = i * each) -> None:
-            if progress is not None:
-                progress(base + min(done, each), each * len(batch_sizes))
 
-        trained = training(
-            built,
-            batch_size=size // accumulate,
-            input_shape=input_shape,
-            batch=batch,
-            loss=loss,
-            optimizer=optimizer,
-            device=device,
-            dtype=dtype,
-        )
+class _Plan(NamedTuple):
+    """What is measured at each batch size; ``training`` and ``profiler`` are arguments of these."""
+
+    built: Built
+    passes: int
+    steps: int
+    warmup: int
+    overhead_pairs: int
+    hardware: str
+    training: dict[str, Any]
+    profiler: dict[str, Any]
+
+    @property
+    def all_steps(self) -> int:
+        """Steps at one batch size, measured or not."""
+        return self.warmup + self.steps + 2 * self.overhead_pairs
+
+    def measure(self, size: int, advance: Callable[[int], None]) -> tuple[Profile, MeasuredBatch]:
+        """Train with batches of this size; ``advance`` is called with the number of steps done."""
+        trained = training(self.built, batch_size=size // self.passes, **self.training)
         profiler = Profiler(
             trained.model,
             trained.optimizer,
             batch_size=size,
-            device_name=device_name,
-            steps=max(steps, max_steps or steps),
-            warmup=warmup,
-            accumulation=accumulate,
-            name=name or built.name,
-            title=title,
-            definition=Source("exact", built.text, url=built.url),
-            description=_description(trained, hardware),
+            warmup=self.warmup,
+            accumulation=self.passes,
+            definition=Source("exact", self.built.text, url=self.built.url),
+            description=_description(trained, self.hardware),
+            **self.profiler,
         )
-        with _memory(size, device):
-            _run(trained, profiler, accumulate, steps, advance)
-            if overhead_pairs:
-                calls = iter(range(warmup + steps + 1, each + 1))
+        with _memory(size, self.training["device"]):
+            _run(trained, profiler, self.passes, self.steps, advance)
+            if self.overhead_pairs:
+                numbers = itertools.count(self.warmup + self.steps + 1)
 
-                def step(
-                    trained: Training = trained,
-                    profiler: Profiler = profiler,
-                    calls: Iterator[int] = calls,
-                    advance: Callable[[int], None] = advance,
-                ) -> None:
-                    _step(trained, profiler, accumulate)
-                    advance(next(calls))
+                def step() -> None:
+                    _step(trained, profiler, self.passes)
+                    advance(next(numbers))
 
-                profiler.measure_overhead(step, overhead_pairs)
-        new = profiler.profile()
-        profile = new if profile is None else joined(profile, new, profile.name)
+                profiler.measure_overhead(step, self.overhead_pairs)
+        profile = profiler.profile()
         notes = tuple(profiler.notes)
-        found.append(Measured(new.timings[0], profiler.average(), profiler.overhead, notes))
-    if profile is None:
-        raise InputError("batch_sizes: at least one is needed")
-    return Recorded(profile, tuple(found))
+        measured = MeasuredBatch(profile.timings[0], profiler.average(), profiler.overhead, notes)
+        return profile, measured
 
 
 def _run(
-    trained: Training,
+    trained: TrainingSetup,
     profiler: Profiler,
     passes: int,
     steps: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Train until enough steps were measured."""
+    """Train until enough steps are measured."""
     with profiler:
         done = 0
         while not profiler.done:
@@ -177,7 +203,7 @@ def _run(
                     break
 
 
-def _step(trained: Training, profiler: Profiler, passes: int) -> None:
+def _step(trained: TrainingSetup, profiler: Profiler, passes: int) -> None:
     """One step of a plain training loop."""
     trained.optimizer.zero_grad(set_to_none=True)
     for _ in range(passes):
@@ -191,7 +217,7 @@ def _step(trained: Training, profiler: Profiler, passes: int) -> None:
 
 @contextmanager
 def _memory(batch_size: int, device: str) -> Iterator[None]:
-    """Turn a lack of memory into one line."""
+    """Report a lack of memory as an InputError of one line."""
     try:
         yield
     except RuntimeError as error:
@@ -202,7 +228,7 @@ def _memory(batch_size: int, device: str) -> Iterator[None]:
         raise
 
 
-def _description(trained: Training, hardware: str) -> str:
+def _description(trained: TrainingSetup, hardware: str) -> str:
     """Software, hardware and what was trained, for the source of a timing."""
     torch = import_torch()
     version = torch.__version__
@@ -216,7 +242,7 @@ def _description(trained: Training, hardware: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name, as far as the system tells it."""
+    """The processor's name, as the system reports it."""
     name = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123

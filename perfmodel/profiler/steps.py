@@ -59,7 +59,7 @@ Mark = tuple[int, int, Any]
 """Kind, number, and what the clock gave."""
 
 
-class Step(NamedTuple):
+class StepTimes(NamedTuple):
     """Seconds of one step by part; ``forward_s`` and ``backward_s`` have one value per layer.
 
     ``samples`` are those of each forward pass, ``backwards`` how many backward passes there were.
@@ -86,7 +86,7 @@ class Step(NamedTuple):
         return parts + self.optimizer_s + self.copy_s
 
 
-def parts(marks: Sequence[Mark], seconds: Sequence[float], layers: int) -> Step:
+def parts(marks: Sequence[Mark], seconds: Sequence[float], layers: int) -> StepTimes:
     """Share a step among its parts.
 
     Parameters
@@ -126,7 +126,7 @@ class _Walk:
         self.run_s = 0.0
         """Seconds of the backward pass so far."""
 
-    def run(self, marks: Sequence[Mark], seconds: Sequence[float]) -> Step:
+    def run(self, marks: Sequence[Mark], seconds: Sequence[float]) -> StepTimes:
         previous = seconds[0]
         for (kind, number, _), now in zip(marks[1:], seconds[1:], strict=True):
             self.spend(now - previous)
@@ -135,7 +135,7 @@ class _Walk:
         if not self.marked:
             for place in LOADED & self.other.keys():
                 self.spent[Kind.LOAD] += self.other.pop(place)
-        return Step(
+        return StepTimes(
             self.forward,
             self.backward,
             self.spent[Kind.UPDATE],

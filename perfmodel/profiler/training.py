@@ -32,7 +32,7 @@ MOMENTUM = 0.9
 
 
 @dataclass
-class Training:
+class TrainingSetup:
     """A model that can be trained, step by step.
 
     Attributes
@@ -105,8 +105,10 @@ def training(
     device: str = "cpu",
     dtype: str = "float32",
     seed: int = 0,
-) -> Training:
+) -> TrainingSetup:
     """Make a training from the name of a model, and try one forward pass of it.
+
+    It has this many parameters because a training consists of that many independent parts.
 
     Parameters
     ----------
@@ -146,7 +148,7 @@ def training(
         raise InputError(f"model: {built.name} has no trainable parameters")
     make, data = _batches(built, batch, batch_size, input_shape)
     made = make()
-    trained = Training(
+    trained = TrainingSetup(
         model, None, batch_size, built, device, dtype, "", "", data, make, lambda output, _: output
     )
     output = _tried(trained, made, input_shape)
@@ -263,7 +265,7 @@ def _as_batch(made: Any, spec: str) -> Any:
     )
 
 
-def _tried(trained: Training, batch: Any, input_shape: Sequence[int] | None) -> Any:
+def _tried(trained: TrainingSetup, batch: Any, input_shape: Sequence[int] | None) -> Any:
     """The output of one forward pass without gradients; what is wrong with the shapes shows."""
     torch = import_torch()
     batch = trained.copy(batch)
@@ -353,7 +355,7 @@ def _cross_entropy(output: Any, targets: Any) -> Any:
     return import_torch().nn.functional.cross_entropy(logits, targets)
 
 
-def _try_loss(trained: Training, output: Any, targets: Any) -> None:
+def _try_loss(trained: TrainingSetup, output: Any, targets: Any) -> None:
     """Compute the loss once; what does not fit shows."""
     try:
         with trained.precision():

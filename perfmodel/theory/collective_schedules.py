@@ -1,4 +1,4 @@
-"""Who sends what to whom in a collective operation: rounds of sends, without graph or time.
+"""Schedules of collective operations: which member sends what to which other member, in rounds.
 
 Members are numbered from 0. In a round each member sends to at most one other member and receives
 from at most one other, and a send waits until both its ends are done with their earlier rounds.
@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfmodel.base.arrays import Floats
+
 Ids = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Parents = NDArray[np.int64]
 """Parent of each member in a tree (members,); -1 for the root."""
 
@@ -175,8 +176,8 @@ def ring_all_reduce(members: int) -> Schedule:
 def halving_doubling_all_reduce(members: int) -> Schedule:
     """Reduce-scatter by recursive halving, all-gather by recursive doubling (Rabenseifner).
 
-    Where the number of members is no power of two, each member too many gives all it has to a
-    neighbour before, and gets the sum back from it afterwards.
+    Where the number of members is no power of two, each excess member sends all its data to a
+    neighbour before, and receives the sum from it afterwards.
 
     Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521.
 
@@ -226,8 +227,8 @@ def hierarchical_all_reduce(node: Sequence[int]) -> Schedule:
     ``node`` (members,) is the number of each member's node, 0 to nodes - 1, not decreasing. With s
     members on every node, each ends the reduce-scatter, round a ring, with an s-th of the bytes,
     and those of the same number on all nodes form a ring of their own. Where nodes have unequal
-    numbers of members, s is the least of them, and the others first give all they have to one of
-    the s, along binomial trees, and get the sum back from it in the end.
+    numbers of members, s is the smallest, and the others first send all their data to one of the s,
+    along binomial trees, and receive the sum from it at the end.
 
     Mikami et al., 2018, arXiv 1811.05233 (2D-torus all-reduce).
 
@@ -268,9 +269,9 @@ def hierarchical_all_reduce(node: Sequence[int]) -> Schedule:
 def double_tree_all_reduce(members: int, chunks: int) -> Schedule:
     """Two binary trees, each for one half of the bytes, which goes through it in ``chunks``.
 
-    Who has children in one tree has none, or one, in the other. Each half is first reduced to the
-    root of its tree, chunk by chunk, then broadcast in the reverse order. In odd and even rounds a
-    member serves one or the other of its links, so it never waits for two at once.
+    A member with children in one tree has none, or one, in the other. Each half is first reduced to
+    the root of its tree, chunk by chunk, then broadcast in the reverse order. In odd and even
+    rounds a member serves one or the other of its links, so it never waits for two at once.
 
     Sanders, Speck, Träff, Parallel Computing 35(12), 2009, doi 10.1016/j.parco.2009.09.001.
 
@@ -316,8 +317,8 @@ def _two_trees(members: int) -> tuple[Parents, Parents]:
 def _two_colours(child: Ids, parent: Ids) -> Ids:
     """A colour, 0 or 1, for each edge, so that no member sends or receives two of one colour.
 
-    Nobody sends on more than two edges, nor receives on more than two: edges that share such an
-    end form paths and cycles of even length, along which the colours take turns.
+    No member sends on more than two edges, or receives on more than two: edges that share an end
+    form paths and cycles of even length, along which the colours alternate.
     """
     at: dict[tuple[int, int], list[int]] = {}
     ends = list(enumerate(zip(child.tolist(), parent.tolist(), strict=True)))
@@ -365,7 +366,7 @@ def _begin(child: Ids, parent: Ids, tree: Ids, colour: Ids) -> Ids:
 def _in_turn(
     members: int, *, when: Ids, source: Ids, target: Ids, adds: NDArray[np.bool_], part: float
 ) -> Schedule:
-    """Sends in the order ``when``, each moved to the earliest round after what it waits for."""
+    """Sends in the order ``when``, each moved to the earliest round after all that it waits for."""
     order = np.argsort(when, kind="stable")
     when, source, target, adds = when[order], source[order], target[order], adds[order]
     free = np.zeros(members, np.int64)

@@ -1,4 +1,4 @@
-r"""What collectives cost, as closed forms: latency steps, bytes over each member's link, seconds.
+r"""Costs of collectives as closed forms: latency steps, bytes over each member's link, seconds.
 
 All times are of the alpha-beta-gamma model (Hockney, Parallel Computing 20(3), 1994, doi
 10.1016/S0167-8191(06)80021-9): a message of *n* bytes takes alpha + beta n, and adding it to what
@@ -7,7 +7,7 @@ gamma is ``reduce_per_byte_s``. Each of the *p* ranks has a link of its own that
 bandwidth both ways at once. One rank alone takes no time. All arguments may be numbers, arrays or
 symbols; numbers of ranks are whole numbers.
 
-What was measured takes the place of a closed form (:func:`measured_collective_s`).
+Measured times replace a closed form (:func:`measured_collective_s`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from perfmodel.base.quantities import Quantity, ceil_log2, floor_log2, where
 
 Growth = Literal["constant", "log", "ring"]
-"""How a part of a collective's time grows with the ranks: see
+"""Growth of a component of a collective's time with the ranks: see
 :mod:`perfmodel.theory.collective_times`."""
 
 
@@ -191,8 +191,8 @@ def rabenseifner_allreduce_s(
 
     .. math:: 2 \lg q\, \alpha + 2 \frac{q-1}{q} n \beta + \frac{q-1}{q} n \gamma
 
-    for p = q, a power of two. Otherwise q is the next lower one; the ranks beyond it give all they
-    have to a neighbour before, and get the sum back afterwards, which adds
+    for p = q, a power of two. Otherwise q is the next lower power of two; the ranks beyond it send
+    all their data to a neighbour before, and receive the sum afterwards, which adds
 
     .. math:: 2 (\alpha + n \beta) + n \gamma
 
@@ -287,16 +287,16 @@ def hierarchical_allreduce_s(
     return inside + between
 
 
-class Line(msgspec.Struct, frozen=True, eq=False):
-    """What a collective of ``above_bytes`` bytes or more takes: to start, and for each byte."""
+class LinearCost(msgspec.Struct, frozen=True, eq=False):
+    """Linear cost of a collective of ``above_bytes`` bytes or more: start-up and time per byte."""
 
     startup_s: Quantity
     per_byte_s: Quantity
     above_bytes: Quantity = 0.0
 
 
-def line_s(lines: Sequence[Line], size_bytes: Quantity) -> tuple[Quantity, Quantity]:
-    """Seconds to start, and to move n bytes, by the line that goes for so many.
+def line_s(lines: Sequence[LinearCost], size_bytes: Quantity) -> tuple[Quantity, Quantity]:
+    """Start-up time and time to move n bytes, from the piece that applies to n.
 
     >>> line_s([Line(1.0, 0.5), Line(2.0, 0.25, above_bytes=8.0)], 8.0)
     (2.0, 2.0)

@@ -1,11 +1,11 @@
-"""Customers that go round and slow each other down: mean-value analysis with overlap.
+"""Contention among workers that iterate independently: mean-value analysis with overlap.
 
-Mean-value analysis (:mod:`perfmodel.theory.queueing`) goes from n - 1 customers to n: one that
-arrives at a station finds there as many others as there are, on average, with one customer less
-(Reiser, Lavenberg, JACM 27(2), 1980, doi 10.1145/322186.322195). It needs to know how long a lap
-takes one that finds so many others; nothing says that a lap must be a sum over stations. Here it is
-any function of the others, so that what a worker computes may overlap what it sends. Where the lap
-is the sum of independent stations this is exact mean-value analysis.
+Mean-value analysis (:mod:`perfmodel.theory.queueing`) goes from n - 1 customers to n: an arrival at
+a station sees the mean queue of the network with one customer less (Reiser, Lavenberg, JACM 27(2),
+1980, doi 10.1145/322186.322195). It needs the cycle time as a function of these queues, which need
+not be a sum over stations. Here it is any function, so that a worker's computation may overlap its
+transfers. Where the cycle time is the sum over independent stations, this is exact mean-value
+analysis.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
 
 EXACT = 64
-"""Customers of one class up to which the recursion is exact; it would take long for more."""
+"""Customers of one class up to which the exact recursion is used; it would be slow for more."""
 
 MOST_ROUNDS, CLOSE = 1000, 1e-9
-"""Repetitions of a fixed point, and the relative change at which it is one."""
+"""Most iterations of the fixed point, and the relative change at which it has converged."""
 
-Lap = Callable[[Sequence[Quantity]], tuple[Quantity, Sequence[Quantity]]]
-"""From the others found at each station to the seconds of a lap, and those at each station."""
+CycleTime = Callable[[Sequence[Quantity]], tuple[Quantity, Sequence[Quantity]]]
+"""From the others present at each station to the cycle time, given the others present, and the time
+at each station (s)."""
 
 Table = list[list[Quantity]]
 """A row for each class, a column for each station."""
@@ -32,7 +33,7 @@ Table = list[list[Quantity]]
 def contended(
     customers: Sequence[Quantity],
     demands_s: Sequence[Quantity],
-    laps: Sequence[Lap],
+    cycles: Sequence[CycleTime],
     *,
     even: Sequence[Quantity] | None = None,
     stations: Sequence[str] = (),
@@ -43,53 +44,55 @@ def contended(
     ----------
     customers : how many of each class, (classes,): whole numbers or, for one class, an array of
         them, or a symbol.
-    demands_s : seconds that a lap keeps each station busy, (stations,).
-    laps : for each class, what a lap takes one that finds so many others.
-    even : 0 for stations where customers come at random times; up to 1 where they come so evenly
-        that one finds of another's service no more than half, on average. It takes ``even`` U / 2
-        off the others, with U the utilisation: of a service without spread, half is left on
-        average (residual life; Kleinrock, "Queueing Systems" I, 1975, ch. 5). Near saturation a
-        lap may then be a little shorter than the busiest station allows; who uses it makes up for
-        that.
+    demands_s : seconds per cycle for which each station is busy, (stations,).
+    cycles : for each class, the cycle time, given the others present.
+    even : regularity of arrivals at each station: 0 for random arrivals, up to 1 where an arrival
+    sees only half of a service left, on average. It reduces the others by ``even`` U / 2, with U
+    the utilisation: of a constant service, half is left on average (residual life; Kleinrock,
+    "Queueing Systems" I, 1975, ch. 5). Near saturation the cycle time may then be slightly below
+    what the busiest station allows; callers must correct for that.
     stations : names that the symbols get, if ``customers`` is one.
 
     With one class this is the exact recursion over the number of customers, up to :data:`EXACT`;
-    with more of them, or several classes, a fixed point. Where laps are sums of stations, that is
-    within 1 % of the exact throughput for one class, and 3 % for two. For a symbolic number of
-    customers the others are symbols.
+    with more of them, or several classes, a fixed point. Where cycle times are sums over stations,
+    that is within 1 % of the exact throughput for one class, and 3 % for two. For a symbolic number
+    of customers the others are symbols.
 
-    >>> def lap(others):
+    >>> def cycle(others):
     ...     held = 1.0 + others[0]
     ...     return 1.0 + held, [held]
-    >>> [[float(others) for others in found] for found in contended([2], [1.0], [lap])]
+    >>> [[float(others) for others in found] for found in contended([2], [1.0], [cycle])]
     [[0.5]]
     """
     regular = [0.0] * len(demands_s) if even is None else list(even)
-    if len(laps) > 1:
-        still = [[0.0] * len(demands_s) for _ in laps]
-        return _at_once(customers, demands_s, laps, regular, still)
+    if len(cycles) > 1:
+        still = [[0.0] * len(demands_s) for _ in cycles]
+        return _at_once(customers, demands_s, cycles, regular, still)
     if is_symbol(customers[0]):
         import sympy
 
         return [[sympy.Symbol(f"Q_{name}", positive=True) for name in stations]]
-    return [_alone(customers[0], demands_s, laps[0], regular)]
+    return [_alone(customers[0], demands_s, cycles[0], regular)]
 
 
 def _alone(
-    customers: Quantity, demands_s: Sequence[Quantity], lap: Lap, regular: Sequence[Quantity]
+    customers: Quantity,
+    demands_s: Sequence[Quantity],
+    cycle: CycleTime,
+    regular: Sequence[Quantity],
 ) -> list[Quantity]:
-    """One customer after the other; beyond :data:`EXACT` of them all at once."""
+    """Recursion over the number of customers; beyond :data:`EXACT` the fixed point."""
     most = int(np.max(customers))
     found: list[Quantity] = [0.0] * len(demands_s)
     for present in range(1, min(most, EXACT)):
-        (parts,) = _parts([found], demands_s, [lap], regular)
+        (parts,) = _parts([found], demands_s, [cycle], regular)
         found = _where(present < customers, [present * part for part in parts], found)
     if most <= EXACT:
         return found
-    (parts,) = _parts([found], demands_s, [lap], regular)
+    (parts,) = _parts([found], demands_s, [cycle], regular)
     falls = [before / (EXACT - 1.0) - now for before, now in zip(found, parts, strict=True)]
     crowd = maximum(customers, EXACT + 1.0)
-    (ahead,) = _at_once([crowd], demands_s, [lap], regular, [falls])
+    (ahead,) = _at_once([crowd], demands_s, [cycle], regular, [falls])
     return _where(customers > EXACT, ahead, found)
 
 
@@ -98,12 +101,15 @@ def _where(condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity])
 
 
 def _parts(
-    found: Table, demands_s: Sequence[Quantity], laps: Sequence[Lap], regular: Sequence[Quantity]
+    found: Table,
+    demands_s: Sequence[Quantity],
+    cycles: Sequence[CycleTime],
+    regular: Sequence[Quantity],
 ) -> Table:
-    """The part of its time that a customer who finds so many others is at each station."""
+    """Fraction of its time that a customer spends at each station, given the others present."""
     parts = []
-    for lap, others in zip(laps, found, strict=True):
-        cycle_s, held_s = lap(others)
+    for cycle, others in zip(cycles, found, strict=True):
+        cycle_s, held_s = cycle(others)
         columns = zip(held_s, demands_s, regular, strict=True)
         parts.append([(held - 0.5 * part * demand) / cycle_s for held, demand, part in columns])
     return parts
@@ -112,46 +118,46 @@ def _parts(
 def _at_once(
     customers: Sequence[Quantity],
     demands_s: Sequence[Quantity],
-    laps: Sequence[Lap],
+    cycles: Sequence[CycleTime],
     regular: Sequence[Quantity],
     falls: Table,
 ) -> Table:
-    """The others found by one of each class, by one step of Linearizer.
+    """The others seen by a customer of each class, by one step of Linearizer.
 
-    One who arrives finds a network of one customer less. The part of its time that a customer is at
-    a station falls, from one customer less, as it does between two fixed points: with one less, in
-    proportion from all classes, and with all. In these it ``falls`` by so much at :data:`EXACT`
-    customers, and elsewhere in proportion to n^-2.
+    An arrival sees a network of one customer less. With one customer less, the fraction of time
+    spent at a station changes by the difference of two fixed points: one with a customer less,
+    taken from all classes in proportion, and one with all. These two use the change ``falls`` at
+    :data:`EXACT` customers, scaled by n^-2.
 
     Chandy, Neuse, CACM 25(2), 1982, doi 10.1145/358396.358403.
     """
 
     def settled(count: Sequence[Quantity]) -> Table:
         scale = (EXACT / sum(count)) ** 2
-        found = _settled(count, demands_s, laps, regular, _each(lambda f: f * scale, falls))
-        return _parts(found, demands_s, laps, regular)
+        found = _settled(count, demands_s, cycles, regular, _each(lambda f: f * scale, falls))
+        return _parts(found, demands_s, cycles, regular)
 
     everybody = sum(customers)
     fewer = settled([count * (everybody - 1.0) / everybody for count in customers])
     steps = _each(lambda before, now: before - now, fewer, settled(customers))
-    return _settled(customers, demands_s, laps, regular, steps)
+    return _settled(customers, demands_s, cycles, regular, steps)
 
 
 def _settled(
     customers: Sequence[Quantity],
     demands_s: Sequence[Quantity],
-    laps: Sequence[Lap],
+    cycles: Sequence[CycleTime],
     regular: Sequence[Quantity],
     falls: Table,
 ) -> Table:
-    """The fixed point, by repetition until nothing changes by CLOSE.
+    """The fixed point, by iteration until the relative change is below CLOSE.
 
-    That of Bard and Schweitzer, but for the ``falls``: who arrives finds all customers of other
-    classes, and all but one of its own, at each station for a part of their time.
+    That of Bard and Schweitzer, corrected by ``falls``: an arrival sees all customers of other
+    classes, and all but one of its own, each at a station for a fraction of its time.
     """
-    found: Table = [[0.0] * len(demands_s) for _ in laps]
+    found: Table = [[0.0] * len(demands_s) for _ in cycles]
     for _ in range(MOST_ROUNDS):
-        seen = _each(lambda p, f: p + f, _parts(found, demands_s, laps, regular), falls)
+        seen = _each(lambda p, f: p + f, _parts(found, demands_s, cycles, regular), falls)
         present = [
             sum(count * part for count, part in zip(customers, column, strict=True))
             for column in zip(*seen, strict=True)
@@ -168,7 +174,7 @@ def _settled(
 
 
 def _each(function: Callable[..., Quantity], *tables: Table) -> Table:
-    """A function of tables, element by element."""
+    """Apply a function to tables, element by element."""
     return [
         [function(*values) for values in zip(*rows, strict=True)]
         for rows in zip(*tables, strict=True)
@@ -176,10 +182,10 @@ def _each(function: Callable[..., Quantity], *tables: Table) -> Table:
 
 
 def regularity(fifo_s: Quantity, shared_s: Quantity) -> Quantity:
-    """How evenly customers come to a link that they share after they have queued for a server.
+    """Regularity of arrivals at a shared link after customers have queued for a server.
 
-    The server lets them go one by one, ``fifo_s`` apart. If that is as long as a transfer alone,
-    ``shared_s``, transfers never meet: 1. If it is nothing, they come at random: 0. In between
+    The server releases them one by one, ``fifo_s`` apart. If that is as long as a transfer alone,
+    ``shared_s``, transfers never overlap: 1. If it is zero, arrivals are random: 0. In between
 
     .. math:: 1 - (1 - s / d)^3
 

@@ -77,7 +77,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceEvent:
     """What a device did, and when which thread launched it (None where the trace does not say)."""
 
     name: str
@@ -93,7 +93,7 @@ class Trace:
     """What a trace holds; ``device`` is empty where the profiler saw the CPU alone."""
 
     host: list[Host]
-    device: list[Device]
+    device: list[DeviceEvent]
     device_name: str
     notes: tuple[str, ...] = ()
 
@@ -279,7 +279,7 @@ def _host(event: _Event, category: str, first: float) -> Host:
     return Host(name, start, start + _length(event), str(event.tid), kind, arguments)
 
 
-def _device(event: _Event, first: float, launch: tuple[float, str] | None) -> Device:
+def _device(event: _Event, first: float, launch: tuple[float, str] | None) -> DeviceEvent:
     name, start = str(event.name), _seconds(event.ts, first)
     kind = "compute"
     folded = name.lower()
@@ -288,7 +288,7 @@ def _device(event: _Event, first: float, launch: tuple[float, str] | None) -> De
     elif "htod" in folded or "dtoh" in folded:
         kind = "copy"
     launched, thread = launch if launch else (None, "")
-    return Device(name, start, start + _length(event), kind, launched, thread)
+    return DeviceEvent(name, start, start + _length(event), kind, launched, thread)
 
 
 def _length(event: _Event) -> float:

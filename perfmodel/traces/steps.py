@@ -25,7 +25,7 @@ _STEP = "ProfilerStep#"
 
 
 @dataclass
-class Step:
+class TraceStep:
     """One step: seconds by part, and seconds of computing by phase and layer; they add up.
 
     Attributes
@@ -54,7 +54,7 @@ class Step:
 
 def find_steps(
     trace: Trace, works: Sequence[Work], loading: Sequence[Host]
-) -> tuple[list[Step], str]:
+) -> tuple[list[TraceStep], str]:
     """All whole steps of a trace, and by what they were found.
 
     The host may run ahead of the device. So a step begins on the device when the host begins it,
@@ -74,7 +74,7 @@ def find_steps(
     for span in spans:
         start, end = (max(at, done[bisect_right(times, at)]) for at in span)
         if end > start:
-            steps.append(Step(start, end, span))
+            steps.append(TraceStep(start, end, span))
     if not steps:
         raise InputError("no step of the trace takes any time")
     for step in steps:
@@ -113,7 +113,7 @@ def _updates(trace: Trace) -> list[float]:
     return [h.end_s for h in found if h.name == found[0].name]
 
 
-def _fill(step: Step, works: Sequence[Work], loading: Sequence[Host]) -> None:
+def _fill(step: TraceStep, works: Sequence[Work], loading: Sequence[Host]) -> None:
     """Say what the device does at every moment of a step."""
     inside = sorted(
         (w for w in works if w.end_s > step.start_s and w.start_s < step.end_s),

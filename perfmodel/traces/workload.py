@@ -16,7 +16,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Seconds, Timing
 from perfmodel.traces import attribution, events, gradients
 from perfmodel.traces.attribution import Attribution, Pass
-from perfmodel.traces.steps import PARTS, Step, find_steps
+from perfmodel.traces.steps import PARTS, TraceStep, find_steps
 
 PHASES = ("forward", "backward", "optimizer", "buckets", "other")
 SEEN_FRACTION = 0.01
@@ -41,7 +41,7 @@ class GradientReport(msgspec.Struct, frozen=True, kw_only=True):
     message_bytes: float | None = None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class ImportedTrace(msgspec.Struct, frozen=True, kw_only=True):
     """What importing a trace found: means over ``steps`` steps.
 
     Attributes
@@ -86,7 +86,7 @@ def import_trace(
     gradient_bytes: float | None = None,
     pid: str | None = None,
     gpu: int | None = None,
-) -> Found:
+) -> ImportedTrace:
     """Import a trace that ``torch.profiler`` wrote.
 
     Parameters
@@ -123,23 +123,17 @@ def import_trace(
         source = "that of the gradients" if known.precision else "assumed"
         notes.append(f"precision {precision}: {source} (--precision)")
     serial = any("SingleProcess" in h.name for h in found.loading)
-    step_s = fmean(s.length_s for s in steps)
-    parts = {part: fmean(s.parts_s[part] for s in steps) for part in PARTS}
-    report = Found(
+    report = ImportedTrace(
         trace=str(path),
         device=device_name or trace.device_name,
         steps=len(steps),
         steps_by=by,
-        step_s=step_s,
-        step_std_s=stdev(s.length_s for s in steps) if len(steps) > 1 else None,
-        parts_s=parts,
-        parts_per_step_fraction=sum(parts.values()) / step_s,
-        compute_s={phase: fmean(s.of_s(phase) for s in steps) for phase in PHASES},
         layers=len(known.layers),
         gradients=known.report,
         batch_size=batch_size,
         precision=precision,
         accumulation=accumulation,
+        **_means(steps),
     )
     _say_parts(report, serial, notes)
     lacks = _lacking(report, bool(known.layers or known.coarse))
@@ -149,19 +143,30 @@ def import_trace(
     text = f"imported from {Path(path).name}, steps: {len(steps)} ({by}), communication taken out"
     measured = Source("measured", text)
     timing = _timing(report, steps, len(known.layers), serial, batch_size, measured)
-    whole = max(timing.total_s, timing.data_loading_s)
-    own_s = step_s - parts["communication_exposed"]
-    return msgspec.structs.replace(
-        report,
-        timing_per_step_fraction=whole / own_s if own_s > 0.0 else None,
-        workload=Profile(
-            name=name or _stem(path),
-            source=measured,
-            timings=(timing,),
-            layers=known.layers,
-            gradients=known.coarse,
-        ),
+    profile = Profile(
+        name=name or _stem(path),
+        source=measured,
+        timings=(timing,),
+        layers=known.layers,
+        gradients=known.coarse,
     )
+    whole = max(timing.total_s, timing.data_loading_s)
+    own_s = report.step_s - report.parts_s["communication_exposed"]
+    fraction = whole / own_s if own_s > 0.0 else None
+    return msgspec.structs.replace(report, timing_per_step_fraction=fraction, workload=profile)
+
+
+def _means(steps: Sequence[TraceStep]) -> dict[str, Any]:
+    """Means over all steps, as fields of :class:`ImportedTrace`."""
+    step_s = fmean(s.length_s for s in steps)
+    parts = {part: fmean(s.parts_s[part] for s in steps) for part in PARTS}
+    return {
+        "step_s": step_s,
+        "step_std_s": stdev(s.length_s for s in steps) if len(steps) > 1 else None,
+        "parts_s": parts,
+        "parts_per_step_fraction": sum(parts.values()) / step_s,
+        "compute_s": {phase: fmean(s.of_s(phase) for s in steps) for phase in PHASES},
+    }
 
 
 def to_json(profile: Profile) -> bytes:
@@ -184,12 +189,12 @@ def _stem(path: str | Path) -> str:
     return Path(path).name.split(".")[0] or "trace"
 
 
-def _holds(step: Step, host_s: float) -> bool:
+def _holds(step: TraceStep, host_s: float) -> bool:
     """Whether a moment on the host lies in a step."""
     return step.host_s[0] <= host_s < step.host_s[1]
 
 
-def _without_a_broken_first(steps: list[Step], notes: list[str]) -> list[Step]:
+def _without_a_broken_first(steps: list[TraceStep], notes: list[str]) -> list[TraceStep]:
     """Leave out a first step in which the device still does what was launched before the trace."""
     if len(steps) > 1 and steps[0].unlaunched_s > SEEN_FRACTION * steps[0].length_s:
         notes.append("the first step is left out: part of its work was launched before the trace")
@@ -197,7 +202,7 @@ def _without_a_broken_first(steps: list[Step], notes: list[str]) -> list[Step]:
     return steps
 
 
-def _accumulation(steps: Sequence[Step], passes: Sequence[Pass], notes: list[str]) -> int:
+def _accumulation(steps: Sequence[TraceStep], passes: Sequence[Pass], notes: list[str]) -> int:
     """Equal forward and backward passes of a step."""
     trained = [p for p in passes if math.isfinite(p.backward_s)]
     counts = {sum(_holds(step, p.at_s) for p in trained) for step in steps}
@@ -223,7 +228,7 @@ class _Gradients(msgspec.Struct):
 def _gradients(
     found: Attribution,
     passes: Sequence[Pass],
-    steps: Sequence[Step],
+    steps: Sequence[TraceStep],
     given: float | None,
     notes: list[str],
 ) -> _Gradients:
@@ -280,7 +285,7 @@ def _batch_size(passes: Sequence[Pass], accumulation: int, notes: list[str]) -> 
     return each * accumulation
 
 
-def _say_parts(found: Found, serial: bool, notes: list[str]) -> None:
+def _say_parts(found: ImportedTrace, serial: bool, notes: list[str]) -> None:
     """Say what to know of a step's parts."""
     parts, step_s = found.parts_s, found.step_s
     if parts["idle"] > SEEN_FRACTION * step_s:
@@ -303,7 +308,7 @@ def _say_parts(found: Found, serial: bool, notes: list[str]) -> None:
         notes.append(f"steps differ much: standard deviation {found.step_std_s / step_s:.0%}")
 
 
-def _lacking(found: Found, known: bool) -> str | None:
+def _lacking(found: ImportedTrace, known: bool) -> str | None:
     """What a workload needs and the trace does not have."""
     if found.compute_s["backward"] <= 0.0:
         return "a backward pass, so it shows no training step"
@@ -316,7 +321,12 @@ def _lacking(found: Found, known: bool) -> str | None:
 
 
 def _timing(
-    found: Found, steps: Sequence[Step], layers: int, serial: bool, batch_size: int, source: Source
+    found: ImportedTrace,
+    steps: Sequence[TraceStep],
+    layers: int,
+    serial: bool,
+    batch_size: int,
+    source: Source,
 ) -> Timing:
     """The times of a step: means, with the spread by layer where there is more than one step."""
     mean: dict[str, tuple[float, ...]] = {}

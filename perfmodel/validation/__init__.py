@@ -1,13 +1,13 @@
 """Predictions held against what was measured: cases in files, errors by group."""
 
-from perfmodel.validation.cases import Case, Cases, Measured, read_cases, shipped_cases
+from perfmodel.validation.cases import Case, Cases, MeasuredValues, read_cases, shipped_cases
 from perfmodel.validation.scores import Summary, summarise
 from perfmodel.validation.validate import Outcome, Validation, validate
 
 __all__ = [
     "Case",
     "Cases",
-    "Measured",
+    "MeasuredValues",
     "Outcome",
     "Summary",
     "Validation",

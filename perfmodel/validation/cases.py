@@ -15,12 +15,12 @@ from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.profile import Profile, Timing
-from perfmodel.measuring.training.run import Run, read_run
+from perfmodel.measuring.training.run import MeasuredRun, read_run
 
 SCHEMA = "perfmodel.cases/1"
 
 
-class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MeasuredValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What was measured of a job; at least one of the first four.
 
     Attributes
@@ -94,7 +94,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     name: str
     job: CaseJob
-    measured: Measured
+    measured: MeasuredValues
     group: str = ""
     source: Source | None = None
 
@@ -129,7 +129,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     group: str
     job: Job
-    measured: Measured
+    measured: MeasuredValues
     source: Source
 
 
@@ -169,7 +169,9 @@ def read_measurements(
     return [of_run(read_run(path), catalogue.profile(trained), cluster)]
 
 
-def of_run(run: Run, workload: str | Path | Profile, cluster: str | Path | Cluster) -> Measurement:
+def of_run(
+    run: MeasuredRun, workload: str | Path | Profile, cluster: str | Path | Cluster
+) -> Measurement:
     """A run of ``perfmodel measure training`` as a case, given what it trained and where.
 
     Raises
@@ -182,7 +184,7 @@ def of_run(run: Run, workload: str | Path | Profile, cluster: str | Path | Clust
         name=run.name,
         group=run.arch,
         job=api.make_job(workload=workload, cluster=cluster, **run.arguments()),
-        measured=Measured(
+        measured=MeasuredValues(
             step_s=made.iteration_s,
             samples_per_s=made.samples_per_s,
             idle_fraction=max(0.0, made.idle_fraction),
@@ -261,7 +263,7 @@ __all__ = [
     "Case",
     "CaseJob",
     "Cases",
-    "Measured",
+    "MeasuredValues",
     "Measurement",
     "of_run",
     "read_cases",

@@ -21,7 +21,7 @@ from perfmodel.calibration.statistics import folds, median_interval
 from perfmodel.cli import main
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, Server, read_cluster
-from perfmodel.measuring.training.run import Measured, Run
+from perfmodel.measuring.training.run import MeasuredRun, RunResults
 
 MADE = Source("exact", "made for a test")
 CLUSTER = Cluster(
@@ -33,9 +33,9 @@ CLUSTER = Cluster(
 TENSOR_S, BYTE_S = 0.3e-3, 2e-9
 
 
-def run(per_tensor_s: float | None, per_byte_s: float | None) -> Run:
+def run(per_tensor_s: float | None, per_byte_s: float | None) -> MeasuredRun:
     """A run that measured this of its server."""
-    measured = Measured(
+    measured = RunResults(
         iterations=10,
         warmup=2,
         iteration_s=1.0,
@@ -47,13 +47,13 @@ def run(per_tensor_s: float | None, per_byte_s: float | None) -> Run:
         update_per_tensor_s=per_tensor_s,
         update_per_byte_s=per_byte_s,
     )
-    return Run(
+    return MeasuredRun(
         name="a", workload="deep", batch_size=1, workers=1, arch="ps", options={},
         measured=measured, source=MADE,
     )  # fmt: skip
 
 
-def write(path: Path, *runs: Run) -> list[str]:
+def write(path: Path, *runs: MeasuredRun) -> list[str]:
     names = [f"{path}/run{i}.json" for i in range(len(runs))]
     for name, one in zip(names, runs, strict=True):
         Path(name).write_bytes(msgspec.json.encode(one))

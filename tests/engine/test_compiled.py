@@ -15,7 +15,7 @@ import pytest
 from perfmodel import InputError, Jitter, build_graph
 from perfmodel.engine import compiled
 from perfmodel.engine.compiled import PLAIN, choose
-from perfmodel.engine.simulation import Run, makespan
+from perfmodel.engine.simulation import Simulation, makespan
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 
@@ -87,7 +87,7 @@ def test_a_run_that_takes_longer_than_expected_goes_on_compiled() -> None:
                 jitter=Jitter(0.3),
             )
         )
-        with Run(graph, 5, 10, None if switch else False, depth=4) as run:
+        with Simulation(graph, 5, 10, None if switch else False, depth=4) as run:
             for done in range(1, rounds + 1):
                 run.advance(done)
                 if switch and done == rounds // 2:

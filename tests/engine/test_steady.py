@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from perfmodel.engine import simulation as engine
 from perfmodel.engine.simulation import makespan, simulate
-from perfmodel.engine.steady import Series, ci_fraction, warmup_rounds
+from perfmodel.engine.steady import BatchMeans, ci_fraction, warmup_rounds
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 
@@ -144,9 +144,9 @@ def test_a_series_that_only_drifts_drops_half_which_asks_for_more() -> None:
 # -- confidence intervals ----------------------------------------------------------------------
 
 
-def filled(rates: NDArray[np.float64]) -> Series:
+def filled(rates: NDArray[np.float64]) -> BatchMeans:
     """A series of rounds of 1 s each."""
-    series = Series()
+    series = BatchMeans()
     for rate in rates.tolist():
         series.add(rate, 1.0)
     return series
@@ -198,7 +198,7 @@ def test_too_few_batches_are_not_trusted() -> None:
 def test_merging_keeps_the_total_and_bounds_the_number_of_batches() -> None:
     rng = np.random.default_rng(7)
     rates = rng.integers(1, 100, 1 << 14).astype(float)
-    series = Series()
+    series = BatchMeans()
     for done, rate in enumerate(rates.tolist(), 1):
         series.add(rate, 1.0)
         assert len(series._work) < 64
@@ -252,14 +252,14 @@ def test_all_batches_are_of_the_same_length(
     monkeypatch: pytest.MonkeyPatch, pilot_rounds: int
 ) -> None:
     """Also after a warm-up of more rounds than a series has batches."""
-    made: list[Series] = []
+    made: list[BatchMeans] = []
 
-    class Watched(Series):
+    class Watched(BatchMeans):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(engine, "Series", Watched)
+    monkeypatch.setattr(engine, "BatchMeans", Watched)
     monkeypatch.setattr(engine, "PILOT_ROUNDS", pilot_rounds)
     found = simulate(noisy(), rel_ci=0.03, compiled=False)
     (series,) = made

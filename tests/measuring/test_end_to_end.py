@@ -20,7 +20,7 @@ from perfmodel import Cluster, make_job, predict
 from perfmodel.calibration.network.fit import fit_network
 from perfmodel.calibration.servers.costs import with_server
 from perfmodel.measuring.measurements import read_measurements
-from perfmodel.measuring.training.run import Run, read_run
+from perfmodel.measuring.training.run import MeasuredRun, read_run
 from tests import namespaces
 
 pytestmark = pytest.mark.skipif(
@@ -115,7 +115,7 @@ def calibrated(folder: Path) -> Cluster:
     return fit_network([read_measurements(folder / "network.json")]).cluster
 
 
-def trained(folder: Path, processes: int, *more: str) -> Run:
+def trained(folder: Path, processes: int, *more: str) -> MeasuredRun:
     """A real run of the workload with ``processes`` processes, each on a node of its own."""
     path = folder / "run.json"
     with namespaces.cluster(processes, BITS_PER_S) as nodes:
@@ -127,7 +127,7 @@ def trained(folder: Path, processes: int, *more: str) -> Run:
     return read_run(path)
 
 
-def error(run: Run, cluster: Cluster, folder: Path) -> float:
+def error(run: MeasuredRun, cluster: Cluster, folder: Path) -> float:
     """Predicted over measured iteration, less one."""
     job = make_job(workload=folder / "net.json", cluster=cluster, **run.arguments())
     return predict(job).iteration_s / run.measured.iteration_s - 1.0

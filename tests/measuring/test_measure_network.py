@@ -20,7 +20,7 @@ from perfmodel.measuring.measurements import Measurements, read_measurements
 from perfmodel.measuring.network import measure as network
 from perfmodel.measuring.network import plan, tcp
 from perfmodel.measuring.network.measure import Leader, follow, measure, net
-from perfmodel.measuring.network.plan import Case, cases, chosen_operations, within
+from perfmodel.measuring.network.plan import NetworkCase, cases, chosen_operations, within
 from perfmodel.measuring.processes.connecting import Listener, connect
 from perfmodel.measuring.processes.group import Hello, Welcome, meet
 from perfmodel.measuring.processes.ranks import Place
@@ -212,7 +212,7 @@ class Emulated:
         self.place = Place(0, 3, HOST, 1)
         self.now = 100.0
         self.said: list[Any] = []
-        self.case: Case | None = None
+        self.case: NetworkCase | None = None
 
     def tell(self, rank: int, value: Any) -> None:
         self.said.append(value)
@@ -236,7 +236,7 @@ class Emulated:
 
 def measured_once(world: Emulated, operation: str) -> float:
     leader = Leader(world, world, 0.0, lambda: world.now)  # type: ignore[arg-type]
-    return leader.once(Case(operation, 8, 2))  # type: ignore[arg-type]
+    return leader.once(NetworkCase(operation, 8, 2))  # type: ignore[arg-type]
 
 
 OPERATIONS = (*tcp.OPERATIONS, "all_gather", "reduce_scatter", "broadcast")
@@ -270,14 +270,14 @@ class Link:
         self.now = 0.0
         self.notes: list[str] = []
 
-    def takes_s(self, case: Case) -> float:
+    def takes_s(self, case: NetworkCase) -> float:
         return self.fixed_s + self.per_byte_s * case.moved_bytes
 
-    def once(self, case: Case) -> float:
+    def once(self, case: NetworkCase) -> float:
         self.now += self.takes_s(case)
         return self.takes_s(case)
 
-    def measured(self, series: Sequence[Sequence[Case]], seconds: float, **more: Any) -> Any:
+    def measured(self, series: Sequence[Sequence[NetworkCase]], seconds: float, **more: Any) -> Any:
         return within(
             series,
             self.once,
@@ -310,7 +310,7 @@ def test_the_time_is_kept(ranks: int, rate: tuple[float, float], sizes: list[int
     # the last of each series may be more than a fair share of what is left
     assert link.now < 22.0
     for one in found:
-        case = Case(one.operation, round(one.bytes), one.ranks, one.count)
+        case = NetworkCase(one.operation, round(one.bytes), one.ranks, one.count)
         assert one.seconds == (link.takes_s(case),) * len(one.seconds)
         assert 1 <= len(one.seconds) <= 20
     left_out = sum(map(len, series)) - len(found)
@@ -333,13 +333,15 @@ def test_canary_without_a_limit_a_slow_network_takes_long() -> None:
 
 def test_what_is_left_out_is_said() -> None:
     link = Link(0.0, 1e-6)
-    found = link.measured([[Case("stream", size) for size in (10**5, 10**6, 10**8, 10**9)]], 20.0)
+    found = link.measured(
+        [[NetworkCase("stream", size) for size in (10**5, 10**6, 10**8, 10**9)]], 20.0
+    )
     assert [one.bytes for one in found] == [10**5, 10**6]
     assert link.notes == ["stream among 2 ranks: no 100 MB and more: 20 s in all are too few"]
 
 
 def test_a_pause_does_not_grow_with_the_size() -> None:
-    series = [[Case("stream", size) for size in (10**3, 10**6)]]
+    series = [[NetworkCase("stream", size) for size in (10**3, 10**6)]]
     assert len(Link(0.5, 1e-9).measured(series, 10.0, idle_s=0.5)) == 2
     # canary: taken for a part of what the bytes need, it leaves no time for more of them
     assert len(Link(0.5, 1e-9).measured(series, 10.0)) == 1
@@ -347,7 +349,7 @@ def test_a_pause_does_not_grow_with_the_size() -> None:
 
 def test_no_time_for_anything() -> None:
     with pytest.raises(InputError, match=r"^--seconds: 1 are too few for any of the sizes$"):
-        Link(0.0, 1e-3).measured([[Case("stream", 10**6)]], 1.0)
+        Link(0.0, 1e-3).measured([[NetworkCase("stream", 10**6)]], 1.0)
 
 
 @pytest.mark.parametrize("rate", [FAST, SLOW])
@@ -515,17 +517,17 @@ def test_all_end_when_one_dies(dying: int) -> None:
             if place.rank == 0:
                 leader = Leader(group, transport, 0.0)
                 for _ in range(3):
-                    leader.once(Case("all_reduce", 400, 3))
+                    leader.once(NetworkCase("all_reduce", 400, 3))
                 if dying == 0:
                     return "died"
                 while True:
-                    leader.once(Case("all_reduce", 400, 3))
+                    leader.once(NetworkCase("all_reduce", 400, 3))
             if place.rank != dying:
                 follow(group, transport)
             for _ in range(network.WORDS):
                 group.tell(0, group.hear(0))
             for _ in range(2):
-                msgspec.convert(group.hear(0), Case)
+                msgspec.convert(group.hear(0), NetworkCase)
                 act = transport.prepare("all_reduce", 400, 3, 1)
                 group.tell(0, "ready")
                 group.hear(0)

@@ -38,7 +38,7 @@ from perfmodel.measuring.processes.tokens import (
     given_token,
     own_token,
 )
-from perfmodel.measuring.training.run import Run
+from perfmodel.measuring.training.run import MeasuredRun
 from perfmodel.measuring.training.server import HEADER, HELLO
 from tests.hostile import ATTACKS, HOST, NESTED, WRONG, Attack, Strangers, attacked, hello, proving
 from tests.measuring import test_measure_training as of_training
@@ -249,7 +249,7 @@ def test_a_training_run_goes_on_among_strangers(
 ) -> None:
     attack_all(strangers, monkeypatch, *ATTACKS.values())
     run, *others = of_training.runs([of_training.plan()] * 3)
-    assert isinstance(run, Run)
+    assert isinstance(run, MeasuredRun)
     assert run.measured.iterations == 6
     assert others == [None, None]
     assert len(strangers.addresses) == 3 * len(ATTACKS)  # ranks 0 and 1, and the server

@@ -30,11 +30,11 @@ from perfmodel.measuring.processes.connecting import Listener
 from perfmodel.measuring.processes.ranks import Place
 from perfmodel.measuring.processes.tokens import Token
 from perfmodel.measuring.training import summary
-from perfmodel.measuring.training.emulated import Device, EmulatedModel, factors
+from perfmodel.measuring.training.emulated import EmulatedDevice, EmulatedModel, factors
 from perfmodel.measuring.training.measure import Plan, measure, measured_of
-from perfmodel.measuring.training.run import Measured, Run, read_run
-from perfmodel.measuring.training.server import Report, Server
-from perfmodel.measuring.training.shards import Applied, Piece, Shard, pieces_of, update_cost
+from perfmodel.measuring.training.run import MeasuredRun, RunResults, read_run
+from perfmodel.measuring.training.server import ParameterServer, Report
+from perfmodel.measuring.training.shards import Applied, Shard, ShardPiece, pieces_of, update_cost
 from perfmodel.measuring.training.worker import Client, Ran, train
 from tests.namespaces import free_port
 
@@ -220,18 +220,18 @@ class Clock:
         self.now_s += seconds + self.late_s
 
 
-def device(clock: Clock) -> Device:
-    return Device(clock, clock.sleep)
+def device(clock: Clock) -> EmulatedDevice:
+    return EmulatedDevice(clock, clock.sleep)
 
 
-class Adding(Device):
+class Adding(EmulatedDevice):
     """Sleeps for each piece of work from when it wakes up."""
 
     def compute(self, seconds: float, ready_s: float = -math.inf) -> None:
         super().compute(seconds, self.clock())
 
 
-def late_s(kind: type[Device]) -> float:
+def late_s(kind: type[EmulatedDevice]) -> float:
     """How late a device is after 100 pieces of work of 1 s, when each sleep is 0.125 s too long."""
     clock = Clock(late_s=0.125)
     one = kind(clock, clock.sleep)
@@ -242,7 +242,7 @@ def late_s(kind: type[Device]) -> float:
 
 
 def test_being_late_does_not_add_up() -> None:
-    assert late_s(Device) == 0.125
+    assert late_s(EmulatedDevice) == 0.125
 
 
 def test_canary_lateness_that_adds_up_is_seen() -> None:
@@ -376,14 +376,14 @@ LAYERS = workload((0.0, 0.0, (40.0, 8.0)), (0.0, 0.0, (6e6,)))
 SIZES = (12, 1_500_000)
 
 
-def served(server: Server) -> Report:
+def served(server: ParameterServer) -> Report:
     server.accept()
     return server.serve()
 
 
 @contextmanager
 def serving(
-    pieces: Sequence[Piece], workers: int, servers: int, bound: float, warmup: int = 0
+    pieces: Sequence[ShardPiece], workers: int, servers: int, bound: float, warmup: int = 0
 ) -> Iterator[tuple[list[tuple[str, int]], Callable[[], list[tuple[Shard, Report]]]]]:
     """Servers in threads: their addresses, and a function that waits for what they have seen."""
     with ThreadPoolExecutor(servers) as pool:
@@ -393,7 +393,7 @@ def serving(
             for index, listener in enumerate(listeners):
                 own = [piece for piece in pieces if piece.server == index]
                 made = shard(workers, bound, [piece.elements for piece in own])
-                server = Server(
+                server = ParameterServer(
                     listener, own, made, workers=workers, warmup=warmup, timeout_s=TIMEOUT_S
                 )
                 shards.append(made)
@@ -494,11 +494,13 @@ def test_a_worker_alone_is_never_stale() -> None:
 # -- whole runs --------------------------------------------------------------------------------
 
 
-def runs(plans: Sequence[Plan], *, told: Sequence[Any] = ()) -> list[Run | PerfmodelError | None]:
+def runs(
+    plans: Sequence[Plan], *, told: Sequence[Any] = ()
+) -> list[MeasuredRun | PerfmodelError | None]:
     """What :func:`measure` returns or raises on each rank, in threads."""
     with free_port() as port, ThreadPoolExecutor(len(plans)) as pool:
 
-        def one(rank: int) -> Run | PerfmodelError | None:
+        def one(rank: int) -> MeasuredRun | PerfmodelError | None:
             progress = told[rank] if told else None
             try:
                 return measure(plans[rank], Place(rank, len(plans), "127.0.0.1", port), progress)
@@ -514,14 +516,14 @@ def plan(**changed: Any) -> Plan:
     return Plan(**values | changed)
 
 
-def predicted(run: Run, job: Workload = TINY) -> Any:
+def predicted(run: MeasuredRun, job: Workload = TINY) -> Any:
     return predict(make_job(workload=job, cluster="ethernet-10g", **run.arguments()))
 
 
 @pytest.mark.parametrize(("sync", "servers"), [("bsp", 1), ("bsp", 2), ("asp", 1), ("ssp", 1)])
 def test_a_run_is_measured_and_can_be_predicted(sync: str, servers: int, tmp_path: Path) -> None:
     run, *others = runs([plan(sync=sync, servers=servers, jitter=Jitter(0.1))] * (2 + servers))
-    assert isinstance(run, Run)
+    assert isinstance(run, MeasuredRun)
     assert others == [None] * (1 + servers)
     measured = run.measured
     assert (run.workers, run.batch_size, run.emulated, run.jitter) == (2, 8, True, "lognormal:0.1")
@@ -566,7 +568,7 @@ class Instant:
 
 def took_s(sleep: Callable[[float], None]) -> tuple[float, float]:
     """Seconds that ten real iterations took, and that they were to compute."""
-    one = EmulatedModel(TINY, Jitter(0.2), 0, 0, Device(sleep=sleep))
+    one = EmulatedModel(TINY, Jitter(0.2), 0, 0, EmulatedDevice(sleep=sleep))
     client: Any = Instant()
     found = train(client, one, iterations=10)
     return found.ends_s[-1] - found.ends_s[0], sum(found.computed_s)
@@ -579,7 +581,7 @@ def test_waiting_takes_at_least_as_long_as_asked() -> None:
 
 def test_no_bound_at_all_can_be_said(tmp_path: Path) -> None:
     run, *_ = runs([plan(sync="ssp", staleness_bound=math.inf)] * 3)
-    assert isinstance(run, Run)
+    assert isinstance(run, MeasuredRun)
     path = tmp_path / "run.json"
     path.write_bytes(msgspec.json.encode(run))
     job = make_job(workload=TINY, **read_run(path).arguments())
@@ -591,7 +593,7 @@ def test_the_time_limit_ends_a_run() -> None:
     if isinstance(run, InputError):  # a machine too busy for two iterations
         assert "--time-limit" in str(run)
     else:
-        assert isinstance(run, Run)
+        assert isinstance(run, MeasuredRun)
         assert run.measured.iterations < 1_000_000
 
 
@@ -709,7 +711,7 @@ def test_too_few_iterations_are_an_error() -> None:
         measured_of([ran(*range(20)), ran(0, 3, 8)], warmup=1, batch_size=1)
 
 
-def a_run(**changed: Any) -> Run:
+def a_run(**changed: Any) -> MeasuredRun:
     values: dict[str, Any] = {
         "iterations": 10,
         "warmup": 1,
@@ -723,14 +725,14 @@ def a_run(**changed: Any) -> Run:
     }
     from perfmodel import Source
 
-    return Run(
+    return MeasuredRun(
         name="made up",
         workload="made up",
         batch_size=16,
         workers=2,
         arch="ps",
         options={"sync": "asp"},
-        measured=Measured(**values | changed),
+        measured=RunResults(**values | changed),
         source=Source("measured", "made up"),
     )
 

@@ -17,8 +17,8 @@ from perfmodel import make_job
 from perfmodel.inputs.catalogue import profile as read_profile
 from perfmodel.measuring.processes.connecting import Listener
 from perfmodel.measuring.processes.tokens import Token
-from perfmodel.measuring.training.run import Run, read_run
-from perfmodel.measuring.training.server import Server
+from perfmodel.measuring.training.run import MeasuredRun, read_run
+from perfmodel.measuring.training.server import ParameterServer
 from perfmodel.measuring.training.shards import Shard, pieces_of
 from perfmodel.measuring.training.worker import Client, train
 from perfmodel.theory.buckets import ddp_buckets
@@ -88,7 +88,9 @@ def by_server(steps: Sequence[Any]) -> list[list[Any]]:
         shard = Shard(
             [piece.elements for piece in own], workers=WORKERS, bound=0.0, learning_rate=RATE
         )
-        servers.append(Server(listener, own, shard, workers=WORKERS, warmup=0, timeout_s=TIMEOUT_S))
+        servers.append(
+            ParameterServer(listener, own, shard, workers=WORKERS, warmup=0, timeout_s=TIMEOUT_S)
+        )
     addresses = [("127.0.0.1", listener.port) for listener in listeners]
     with ThreadPoolExecutor(2) as pool:
         accepting = [pool.submit(server.accept) for server in servers]
@@ -168,7 +170,7 @@ def test_layers_are_what_is_called() -> None:
 LAYERS = {"a": (40_000,), "b": (2_000_000,), "c": (400_000,)}
 
 
-def run_of(folder: Path, ranks: int, *arguments: str) -> tuple[Run, str]:
+def run_of(folder: Path, ranks: int, *arguments: str) -> tuple[MeasuredRun, str]:
     """The file of a run of so many processes, and what they printed."""
     with free_port() as port:
         processes = [

@@ -19,9 +19,8 @@ from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse
 from perfmodel.studies import formulas
 from perfmodel.theory import contention
-from perfmodel.theory.queueing import multiclass_mva
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
-from tests.queueing import mva
+from tests.queueing import multiclass_mva, mva
 
 few = settings(max_examples=12, deadline=None, derandomize=True)
 
@@ -295,7 +294,7 @@ def test_a_million_variants_are_cheap() -> None:
 # -- workers that meet -------------------------------------------------------------------------
 
 
-def rounds(demands: list[float], think_s: float) -> contention.Lap:
+def rounds(demands: list[float], think_s: float) -> contention.CycleTime:
     """A lap that is the sum of stations, and time to think."""
 
     def lap(others: Any) -> Any:

@@ -15,7 +15,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing, read_profile
 from perfmodel.profiler import saving
 from perfmodel.profiler.overhead import overhead
-from perfmodel.profiler.steps import Kind, Step, parts
+from perfmodel.profiler.steps import Kind, StepTimes, parts
 
 near = pytest.approx
 
@@ -41,7 +41,7 @@ ONE_STEP = (
 )
 
 
-def walked(marks: Sequence[tuple[Kind, int]], seconds: Sequence[float]) -> Step:
+def walked(marks: Sequence[tuple[Kind, int]], seconds: Sequence[float]) -> StepTimes:
     """Parts of a step whose marks are ``seconds`` from each other."""
     times = list(itertools.accumulate(seconds, initial=0.0))
     return parts([(kind, number, None) for kind, number in marks], times, 2)

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.theory.contention import EXACT, Lap, contended, regularity
+from perfmodel.theory.contention import EXACT, CycleTime, contended, regularity
 from tests.oracles import equal
 from tests.queueing import bound, mva
 
 few = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def lap_of(demands_s: Sequence[Any], think_s: Any) -> Lap:
+def lap_of(demands_s: Sequence[Any], think_s: Any) -> CycleTime:
     """Thinking, and one visit of each station after the other."""
 
     def lap(others: Sequence[Any]) -> tuple[Any, list[Any]]:

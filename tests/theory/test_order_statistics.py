@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -22,12 +21,9 @@ from perfmodel.engine import noise
 from perfmodel.graph.builder import KINDS as SIMULATED
 from perfmodel.theory.order_statistics import (
     KINDS,
-    empirical_maximum,
-    empirical_order_statistic,
     expected_maximum,
     expected_order_statistic,
     quantile,
-    quantiles_of_maximum,
     quantiles_of_order_statistic,
 )
 
@@ -38,7 +34,7 @@ few = settings(derandomize=True, deadline=None, max_examples=60)
 kinds = st.sampled_from(KINDS)
 spreads = st.floats(0.001, 1.0)
 
-N, C, K = sympy.symbols("n c k", positive=True)
+N, C = sympy.symbols("n c", positive=True)
 
 Expected = Callable[[int, int, float, str], float]
 """From rank, n, cv and kind to the expected order statistic."""
@@ -72,26 +68,12 @@ def harmonic(n: int) -> Fraction:
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64])
-@pytest.mark.parametrize("cv", [0.25, 1.0])
-def test_exponential_is_harmonic(n: int, cv: float) -> None:
+def test_exponential_is_harmonic(n: int) -> None:
+    """A gamma distribution of c = 1 is exponential."""
     for rank in range(1, n + 1):
-        exact = 1.0 - cv + cv * float(harmonic(n) - harmonic(n - rank))
-        found = expected_order_statistic(rank, n, cv, "exponential")
-        assert found == pytest.approx(exact, rel=1e-14)
-        if cv == 1.0:
-            gamma = expected_order_statistic(rank, n, cv, "gamma")
-            assert gamma == pytest.approx(exact, rel=ACCURACY)
-
-
-def test_exponential_of_many() -> None:
-    """H_n = ln n + 0.5772156649 + 1/(2 n) - 1/(12 n^2) + ..., Euler and Maclaurin."""
-    n = 10**7
-    exact = math.log(n) + np.euler_gamma + 0.5 / n
-    assert expected_maximum(n, 1.0, "exponential") == pytest.approx(exact, rel=1e-13)
-    assert expected_order_statistic(1, n, 1.0, "exponential") == pytest.approx(1.0 / n, rel=1e-13)
-    beyond = exact - math.log(n // 2) - np.euler_gamma - 1.0 / n
-    half = expected_order_statistic(n - n // 2, n, 1.0, "exponential")
-    assert half == pytest.approx(beyond, rel=1e-13)
+        exact = float(harmonic(n) - harmonic(n - rank))
+        found = expected_order_statistic(rank, n, 1.0, "gamma")
+        assert found == pytest.approx(exact, rel=ACCURACY)
 
 
 # -- direct integration ----------------------------------------------------------------------------
@@ -200,8 +182,7 @@ def test_more_or_later_is_slower(n: int, cv: float, kind: str) -> None:
 def test_without_spread_all_are_one(n: int, kind: str) -> None:
     assert expected_maximum(n, 0.0, kind) == 1.0
     assert expected_order_statistic(1, n, 0, kind) == 1.0
-    assert expected_maximum(N, 0.0, kind) == expected_maximum(1, C, kind) == 1.0
-    values, _ = quantiles_of_maximum(n, 0.0, kind)
+    values, _ = quantiles_of_order_statistic(n, n, 0.0, kind)
     assert np.all(values == 1.0)
     assert quantile(0.3, 0.0, kind) == 1.0
 
@@ -237,34 +218,6 @@ def test_arrays_are_many_numbers(kind: str) -> None:
         assert ranked[i, j] == expected_order_statistic(min(count, 3), count, spread, kind)
 
 
-def test_symbols() -> None:
-    written = expected_maximum(N, C, "exponential")
-    assert written == 1 - C + C * sympy.harmonic(N)
-    assert float(written.subs({N: 8, C: 0.5})) == pytest.approx(
-        expected_maximum(8, 0.5, "exponential"), rel=1e-14
-    )
-    third = expected_order_statistic(3, N, C, "exponential").subs({N: 8, C: 0.5})
-    assert float(third) == pytest.approx(expected_order_statistic(3, 8, 0.5, "exponential"))
-
-
-@pytest.mark.parametrize("kind", ["lognormal", "gamma"])
-def test_functions_without_a_formula(kind: str) -> None:
-    """They can be given their values when an expression is turned into a function."""
-    known = {
-        f"E_max_{kind}": functools.partial(expected_maximum, kind=kind),
-        f"E_order_{kind}": functools.partial(expected_order_statistic, kind=kind),
-        f"quantile_{kind}": functools.partial(quantile, kind=kind),
-    }
-    for written, numbers in (
-        (expected_maximum(N, C, kind), expected_maximum(8, 0.5, kind)),
-        (expected_maximum(8, C, kind), expected_maximum(8, 0.5, kind)),
-        (expected_order_statistic(K, N, C, kind), expected_order_statistic(3, 8, 0.5, kind)),
-        (quantile(0.25, C, kind), quantile(0.25, 0.5, kind)),
-    ):
-        called = sympy.lambdify((K, N, C), 2 * written, modules=[known, "numpy"])
-        assert called(3, 8, 0.5) == 2 * numbers
-
-
 # -- functions of an order statistic ---------------------------------------------------------------
 
 
@@ -291,10 +244,11 @@ def test_a_convex_function_is_averaged(
 def test_quantiles_of_arrays() -> None:
     n, cv = np.array([[2], [8]]), np.array([0.0, 0.1, 0.5])
     for kind in KINDS:
-        values, weights = quantiles_of_maximum(n, cv, kind, points=5)
+        values, weights = quantiles_of_order_statistic(n, n, cv, kind, points=5)
         assert values.shape == (2, 3, 5)
         for i, j in np.ndindex(2, 3):
-            one, same = quantiles_of_maximum(int(n[i, 0]), float(cv[j]), kind, points=5)
+            count = int(n[i, 0])
+            one, same = quantiles_of_order_statistic(count, count, float(cv[j]), kind, points=5)
             np.testing.assert_allclose(values[i, j], one, rtol=1e-14)
             assert np.array_equal(weights, same)
 
@@ -309,52 +263,18 @@ def test_quantiles_are_those_of_the_distribution(kind: str) -> None:
     assert quantile(float(parts[7]), 0.3, kind) == factors[7]
 
 
-# -- measured factors ------------------------------------------------------------------------------
-
-
-def by_drawing(rank: int, n: int, factors: list[float]) -> float:
-    """The mean over all draws with replacement."""
-    drawn = [sorted(draw)[rank - 1] for draw in itertools.product(factors, repeat=n)]
-    return math.fsum(drawn) / len(drawn) / (math.fsum(factors) / len(factors))
-
-
-@few
-@given(
-    factors=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4),
-    n=st.integers(1, 5),
-    part=st.floats(0.0, 1.0, exclude_max=True),
-)
-def test_measured_factors_are_drawn_with_replacement(
-    factors: list[float], n: int, part: float
-) -> None:
-    rank = 1 + int(part * n)
-    found = empirical_order_statistic(rank, n, factors)
-    assert found == pytest.approx(by_drawing(rank, n, factors), rel=1e-9)
-    assert empirical_maximum(n, factors) == empirical_order_statistic(n, n, factors)
-
-
-def test_canary_one_factor_more() -> None:
-    factors = [1.0, 1.2, 2.0]
-    assert empirical_order_statistic(2, 3, factors) != pytest.approx(
-        by_drawing(2, 3, [*factors, 9.0]), rel=0.01
-    )
-
-
-def test_measured_factors_for_arrays() -> None:
-    n = np.array([[1, 2], [2, 7]])
-    found = empirical_maximum(n, [1.0, 2.0, 6.0])
-    assert found.tolist() == [
-        [empirical_maximum(int(k), [1.0, 2.0, 6.0]) for k in row] for row in n.tolist()
-    ]
+# -- the simulator ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", SIMULATED)
 @pytest.mark.parametrize("n", [2, 8, 16])
 def test_the_simulator_draws_the_same(kind: str, n: int) -> None:
     """Its 2^16 equally likely factors end where 1 in 2^17 is larger: one of n, n times as often."""
-    table = noise.table(0.3, SIMULATED.index(kind))
+    table = np.sort(noise.table(0.3, SIMULATED.index(kind)))
+    shares = np.diff((np.arange(len(table) + 1) / len(table)) ** n)
     expected = expected_maximum(n, 0.3, kind)
-    assert empirical_maximum(n, table) == pytest.approx(expected, rel=n / 2**17)
+    assert float(shares @ table) == pytest.approx(expected, rel=n / 2**17)
+    assert float(shares @ table) != pytest.approx(expected_maximum(n + 1, 0.3, kind), rel=n / 2**17)
 
 
 # -- mistakes --------------------------------------------------------------------------------------
@@ -368,17 +288,21 @@ def test_the_simulator_draws_the_same(kind: str, n: int) -> None:
         (lambda: expected_maximum(np.array([1.5]), 0.1, "gamma"), "n: expected whole numbers"),
         (lambda: expected_maximum(4, -0.1, "gamma"), "cv: must be at least 0, got -0.1"),
         (lambda: expected_maximum(4, np.array([math.nan]), "gamma"), "cv: must be finite"),
-        (lambda: expected_maximum(4, 1.5, "exponential"), "cv: must be at most 1, got 1.5"),
+        (lambda: expected_maximum(4, 0.1, "exponential"), "unknown distribution 'exponential'"),
         (lambda: expected_maximum(4, 0.1, "gama"), "unknown distribution 'gama'; did you mean"),
         (lambda: expected_order_statistic(0, 4, 0.1, "gamma"), "rank: must be at least 1, got 0"),
         (lambda: expected_order_statistic(5, 4, 0.1, "gamma"), "rank: must be at most n"),
         (lambda: expected_maximum(np.arange(1, 3), np.ones(3), "gamma"), "do not broadcast"),
-        (lambda: expected_maximum(np.arange(1, 3), C, "gamma"), "symbols and arrays do not go"),
-        (lambda: quantiles_of_maximum(N, 0.1, "gamma"), "expected numbers, got a symbol"),
-        (lambda: quantiles_of_maximum(4, 0.1, "gamma", 0), "points: must be at least 1, got 0"),
+        (lambda: expected_maximum(np.arange(1, 3), C, "gamma"), "expected numbers, got a symbol"),
+        (
+            lambda: quantiles_of_order_statistic(1, N, 0.1, "gamma"),
+            "expected numbers, got a symbol",
+        ),
+        (
+            lambda: quantiles_of_order_statistic(4, 4, 0.1, "gamma", 0),
+            "points: must be at least 1, got 0",
+        ),
         (lambda: quantile(1.0, 0.1, "gamma"), "part: must be more than 0 and less than 1"),
-        (lambda: empirical_maximum(4, []), "factors: expected some above 0"),
-        (lambda: empirical_maximum(4, [1.0, -1.0]), "factors: must be finite, at least 0"),
     ],
 )
 def test_mistakes_are_named(call: Callable[[], Any], message: str) -> None:

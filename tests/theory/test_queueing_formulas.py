@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -20,19 +19,16 @@ from perfmodel import InputError, build_graph
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import simulate
 from perfmodel.theory.queueing import (
-    Laps,
+    NetworkMeans,
     Station,
-    approximate_multiclass_mva,
     asymptotic_bounds,
-    balanced_job_bounds,
     blended,
-    multiclass_mva,
     mva,
     near_deterministic,
-    saturation,
 )
 from tests import queueing
 from tests.jobs import cluster, job, workload
+from tests.queueing import multiclass_mva
 from tests.theory import test_queueing
 
 ROUNDING = 1e-9
@@ -48,16 +44,16 @@ def fifo(*demands_s: Any, cv: float = 1.0) -> list[Station]:
     return [Station(f"station {i}", d, "fifo", cv=cv) for i, d in enumerate(demands_s)]
 
 
-def of(laps: Laps, index: Any = ()) -> list[float]:
-    """All figures of one configuration."""
+def of(means: NetworkMeans) -> list[float]:
+    """All figures of a network."""
     figures = (
-        laps.throughput_per_s,
-        laps.cycle_s,
-        *laps.residence_s,
-        *laps.queue_length,
-        *laps.utilisation,
+        means.throughput_per_s,
+        means.cycle_s,
+        *means.residence_s,
+        *means.queue_length,
+        *means.utilisation,
     )
-    return [float(np.asarray(figure)[index]) for figure in figures]
+    return [float(figure) for figure in figures]
 
 
 # -- books -----------------------------------------------------------------------------------------
@@ -113,21 +109,6 @@ def test_two_classes() -> None:
     np.testing.assert_allclose(
         laps.queue_length, [[4 / 19, 15 / 19], [5 / 19, 14 / 19]], rtol=ROUNDING
     )
-
-
-def test_two_classes_approximately() -> None:
-    """Lazowska et al., 1984, section 7.4.2.2: the same, by the fixed point."""
-    laps = approximate_multiclass_mva(*BATCH)
-    assert laps.throughput_per_s == pytest.approx([0.154, 0.104], abs=6e-4)
-    np.testing.assert_allclose(laps.queue_length, [[0.192, 0.808], [0.248, 0.752]], atol=6e-4)
-
-
-def test_two_classes_that_think() -> None:
-    """Schwetman, Testing Network-of-Queues Software, Purdue CSD-TR 330, 1980, example 5b."""
-    laps = multiclass_mva([15, 5], [[0.025], [0.5]], ["shared"], [1.0, 15.0])
-    assert laps.throughput_per_s == pytest.approx([14.3, 0.314], rel=2e-3)
-    assert laps.queue_length[:, 0] == pytest.approx([0.677, 0.293], abs=6e-4)
-    assert laps.residence_s[:, 0] == pytest.approx([0.047, 0.934], abs=6e-4)
 
 
 # -- other algorithms ------------------------------------------------------------------------------
@@ -284,29 +265,6 @@ def test_equal_classes_are_one(n: int, part: int, demands_s: list[float], think_
         assert two.residence_s[c] == pytest.approx(one.residence_s, rel=ROUNDING)
 
 
-@few
-@given(data=st.data(), customers=st.lists(st.integers(1, 8), min_size=1, max_size=3))
-def test_the_fixed_point_is_near(data: st.DataObject, customers: list[int]) -> None:
-    """Too slow, but by less than a fifth, as docs/explanation/queueing.md says."""
-    count = data.draw(st.integers(1, 3))
-    row = st.lists(st.floats(0.1, 5.0), min_size=count, max_size=count)
-    demands_s = [data.draw(row) for _ in customers]
-    think_s = [data.draw(thinking) for _ in customers]
-    exact = multiclass_mva(customers, demands_s, ["shared"] * count, think_s)
-    near = approximate_multiclass_mva(customers, demands_s, ["shared"] * count, think_s)
-    off = near.throughput_per_s.sum() / exact.throughput_per_s.sum() - 1.0
-    assert -0.2 < off < ROUNDING
-
-
-@pytest.mark.parametrize("customers", [[1], [1, 0], [0, 1, 0]])
-def test_one_customer_meets_nobody(customers: list[int]) -> None:
-    demands_s = [[1.0, 2.0]] * len(customers)
-    for solve in (multiclass_mva, approximate_multiclass_mva):
-        laps = solve(customers, demands_s, ["shared", "fifo"], 3.0)
-        alone = [n / 6.0 for n in customers]
-        assert laps.throughput_per_s == pytest.approx(alone, rel=ROUNDING)
-
-
 # -- the simulator ---------------------------------------------------------------------------------
 
 
@@ -381,8 +339,7 @@ def test_bounds_hold(
     stations = [*fifo(*demands_s, cv=cv), Station("latency", delay_s, "delay")]
     rate = mva(n, stations, think_s).throughput_per_s
     lower, upper = asymptotic_bounds(n, stations, think_s)
-    slowest, fastest = balanced_job_bounds(n, stations, think_s)
-    in_order(lower, slowest, rate, fastest, upper)
+    in_order(lower, rate, upper)
     in_order(rate, near_deterministic(n, stations, think_s).throughput_per_s, upper)
     in_order(
         blended(n, stations, think_s, sharpness=sharpness),
@@ -408,43 +365,22 @@ def test_bounds_hold_for_several_servers(
     in_order(lower, near_deterministic(n, stations, think_s).throughput_per_s, upper)
 
 
-@few
-@given(n=st.integers(1, 40), demand_s=st.floats(0.1, 5.0), count=st.integers(1, 4))
-def test_balanced_bounds_of_a_balanced_network_are_exact(
-    n: int, demand_s: float, count: int
-) -> None:
-    stations = fifo(*[demand_s] * count)
-    rate = mva(n, stations).throughput_per_s
-    assert balanced_job_bounds(n, stations) == pytest.approx((rate, rate), rel=ROUNDING)
-
-
-@few
-@given(demands_s=demands, think_s=thinking)
-def test_asymptotes_meet_at_saturation(demands_s: list[float], think_s: float) -> None:
-    knee = saturation(fifo(*demands_s), think_s)
-    alone = mva(1, fifo(*demands_s), think_s).throughput_per_s
-    assert knee * alone * max(demands_s) == pytest.approx(1.0, rel=ROUNDING)
+def test_canary_mva_breaks_the_bounds_of_less_demand() -> None:
+    rate = mva(16, fifo(1.0, 0.5), 2.0).throughput_per_s
+    in_order(rate, asymptotic_bounds(16, fifo(1.0, 0.5), 2.0)[1])
+    with pytest.raises(AssertionError):
+        in_order(rate, asymptotic_bounds(16, fifo(1.2, 0.6), 2.0)[1])
 
 
 def test_nothing_saturates_a_delay() -> None:
     stations = [Station("latency", 1.0, "delay"), Station("idle", 0.0)]
-    assert saturation(stations, 1.0) == math.inf
     for rate in (
         *asymptotic_bounds(8, stations, 1.0),
-        *balanced_job_bounds(8, stations[:1], 1.0),
         mva(8, stations, 1.0).throughput_per_s,
         near_deterministic(8, stations, 1.0).throughput_per_s,
         blended(8, stations, 1.0, sharpness=3.0),
     ):
         assert rate == pytest.approx(4.0, rel=ROUNDING)
-
-
-def test_canary_mva_breaks_the_bounds_of_less_demand() -> None:
-    rate = mva(3, fifo(1.0, 0.5), 2.0).throughput_per_s
-    with pytest.raises(AssertionError):
-        in_order(rate, balanced_job_bounds(3, fifo(1.2, 0.6), 2.0)[1])
-    with pytest.raises(AssertionError):
-        in_order(balanced_job_bounds(3, fifo(0.8, 0.4), 2.0)[0], rate)
 
 
 # -- service that varies little --------------------------------------------------------------------
@@ -540,81 +476,16 @@ def random_sweep(size: int, most: int = 24) -> tuple[np.ndarray, list[np.ndarray
     return generator.integers(1, most + 1, size), demands_s, generator.uniform(0.0, 9.0, size)
 
 
-Solve = Callable[..., Laps]
-
-
-def corrected(n: Any, stations: Sequence[Station], think_s: Any) -> Laps:
-    return near_deterministic(n, stations, think_s, cv=0.3)
-
-
-@pytest.mark.parametrize("solve", [mva, corrected])
-@pytest.mark.parametrize("places", [(1, 1, 1), (1, 3, 2)])
-def test_an_array_is_many_numbers(solve: Solve, places: tuple[int, ...]) -> None:
-    n, demands_s, think_s = random_sweep(300)
-
-    def stations(index: Any) -> list[Station]:
-        kinds = ("shared", "fifo", "fifo")
-        return [
-            Station(kind, d[index], kind, servers=k)  # type: ignore[arg-type]
-            for kind, d, k in zip(kinds, demands_s, places, strict=True)
-        ]
-
-    whole = solve(n, stations(slice(None)), think_s)
-    for i in range(len(n)):
-        one = solve(int(n[i]), stations(i), float(think_s[i]))
-        assert of(whole, i) == of(one)
-
-
-def test_shapes_broadcast() -> None:
-    n = np.arange(1, 6)[:, None]
-    demand_s = np.array([0.5, 1.0, 2.0])
-    laps = mva(n, [Station("link", demand_s), Station("update", 0.3, "fifo")], 4.0)
-    assert laps.throughput_per_s.shape == (5, 3)
-    assert all(each.shape == (5, 3) for each in laps.residence_s)
-    for i, j in np.ndindex(5, 3):
-        one = mva(i + 1, [Station("l", float(demand_s[j])), Station("u", 0.3, "fifo")], 4.0)
-        assert of(laps, (i, j)) == of(one)
-
-
-def test_blocks_do_not_show() -> None:
-    """More configurations than fit into one block, in any order, give the same."""
-    n, demands_s, think_s = random_sweep(20_000, most=64)
-    order = np.random.default_rng(2).permutation(len(n))
-    whole = mva(n, fifo(*demands_s), think_s).throughput_per_s
-    shuffled = mva(n[order], fifo(*(d[order] for d in demands_s)), think_s[order])
-    assert np.array_equal(shuffled.throughput_per_s, whole[order])
-
-
 def test_bounds_of_arrays() -> None:
     n, demands_s, think_s = random_sweep(50)
-    for function in (asymptotic_bounds, balanced_job_bounds):
-        lower, upper = function(n, fifo(*demands_s), think_s)
-        for i in range(50):
-            one = function(int(n[i]), fifo(*(float(d[i]) for d in demands_s)), float(think_s[i]))
-            assert (lower[i], upper[i]) == pytest.approx(one, rel=ROUNDING)
-    knees = saturation(fifo(*demands_s), think_s)
+    lower, upper = asymptotic_bounds(n, fifo(*demands_s), think_s)
     rates = blended(n, fifo(*demands_s), think_s, sharpness=4.0)
     for i in range(50):
         stations = fifo(*(float(d[i]) for d in demands_s))
-        assert knees[i] == pytest.approx(saturation(stations, float(think_s[i])), rel=ROUNDING)
-        one = blended(int(n[i]), stations, float(think_s[i]), sharpness=4.0)
-        assert rates[i] == pytest.approx(one, rel=ROUNDING)
-
-
-def test_a_configuration_of_a_sweep_is_cheap() -> None:
-    n, demands_s, think_s = random_sweep(100_000, most=64)
-
-    def seconds(count: int, call: Callable[[], object]) -> float:
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        return (time.perf_counter() - begin) / count
-
-    stations = fifo(1.0, 0.5, 0.3)
-    sweep = fifo(*demands_s)
-    alone = min(seconds(20, lambda: mva(64, stations, 3.0)) for _ in range(3))
-    together = min(seconds(1, lambda: mva(n, sweep, think_s)) for _ in range(3))
-    assert alone > 50 * together / len(n)
+        one = asymptotic_bounds(int(n[i]), stations, float(think_s[i]))
+        assert (lower[i], upper[i]) == pytest.approx(one, rel=ROUNDING)
+        rate = blended(int(n[i]), stations, float(think_s[i]), sharpness=4.0)
+        assert rates[i] == pytest.approx(rate, rel=ROUNDING)
 
 
 # -- symbols ---------------------------------------------------------------------------------------
@@ -627,55 +498,15 @@ def substituted(expression: Any, d1: float, d2: float, z: float, n: int) -> floa
     return float(expression.xreplace(values))
 
 
-@settings(derandomize=True, deadline=None, max_examples=12)
-@given(
-    n=st.integers(1, 6),
-    places=st.integers(1, 4),
-    d1=st.floats(0.1, 3.0),
-    d2=st.floats(0.1, 3.0),
-    z=st.floats(0.0, 5.0),
-)
-@pytest.mark.parametrize("solve", [mva, corrected])
-def test_expressions_are_the_numbers(
-    solve: Solve, n: int, places: int, d1: float, d2: float, z: float
-) -> None:
-    def stations(a: Any, b: Any) -> list[Station]:
-        return [
-            Station("link", a),
-            Station("update", b, "fifo", servers=places),
-            Station("wire", 0.25, "delay"),
-        ]
-
-    written = solve(n, stations(D1, D2), Z)
-    numbers = of(solve(n, stations(d1, d2), z))
-    figures = (
-        written.throughput_per_s,
-        written.cycle_s,
-        *written.residence_s,
-        *written.queue_length,
-        *written.utilisation,
-    )
-    values = [substituted(figure, d1, d2, z, n) for figure in figures]
-    assert values == pytest.approx(numbers, rel=ROUNDING)
-
-
 def test_expressions_of_the_bounds_are_the_numbers() -> None:
     written = [Station("link", D1), Station("update", D2, "fifo")]
     numbers = [Station("link", 0.7), Station("update", 1.1, "fifo")]
     for n in (1, 3, 9):
-        for function in (asymptotic_bounds, balanced_job_bounds):
-            both = [substituted(each, 0.7, 1.1, 2.0, n) for each in function(N, written, Z)]
-            assert both == pytest.approx(function(n, numbers, 2.0), rel=ROUNDING)
+        bounds = asymptotic_bounds(N, written, Z)
+        both = [substituted(each, 0.7, 1.1, 2.0, n) for each in bounds]
+        assert both == pytest.approx(asymptotic_bounds(n, numbers, 2.0), rel=ROUNDING)
         rate = substituted(blended(N, written, Z, sharpness=4), 0.7, 1.1, 2.0, n)
         assert rate == pytest.approx(blended(n, numbers, 2.0, sharpness=4.0), rel=ROUNDING)
-    assert saturation(written, Z) == (D1 + D2 + Z) / sympy.Max(D1, D2)
-
-
-def test_a_formula_can_be_read() -> None:
-    rate = mva(2, [Station("link", D1)], Z).throughput_per_s
-    assert sympy.simplify(rate - 2 * (Z + D1) / (Z**2 + 2 * Z * D1 + 2 * D1**2)) == 0
-    # thinking after which the link is busy half of the time
-    assert sympy.solve(rate * D1 - sympy.Rational(1, 2), Z) == [D1 * (1 + sympy.sqrt(3))]
 
 
 # -- mistakes --------------------------------------------------------------------------------------
@@ -694,35 +525,34 @@ LINK = Station("link", 1.0)
         (lambda: Station("a", 1.0, cv=-0.1), "cv of station 'a': must be at least 0"),
         (lambda: mva(0, [LINK]), "customers: must be at least 1, got 0"),
         (lambda: mva(2.0, [LINK]), "customers: expected a whole number, got 2.0"),  # type: ignore[arg-type]
-        (lambda: mva(np.array([1.0]), [LINK]), "customers: expected whole numbers"),  # type: ignore[arg-type]
-        (lambda: mva(np.array([1, 0]), [LINK]), "customers: expected whole numbers of at least 1"),
-        (lambda: mva(N, [LINK]), "customers: expected a whole number, got the symbol N"),
+        (lambda: mva(np.array([1, 2]), [LINK]), "customers: expected a number, got array"),  # type: ignore[arg-type]
+        (lambda: mva(N, [LINK]), "customers: expected a number, got N"),
+        (lambda: mva(2, [Station("a", D1)]), "demand_s of station 'a': expected a number, got D1"),
         (lambda: mva(2, [LINK], -1.0), "think_s: must be at least 0, got -1"),
-        (lambda: mva(2, [Station("a", 0.0)]), "stations: a lap takes no time"),
-        (lambda: mva(2, [Station("a", np.zeros(2))]), "stations: a lap takes no time"),
+        (lambda: mva(2, [Station("a", 0.0)]), "stations: a cycle takes no time"),
         (
-            lambda: mva(np.array([1, 2]), [Station("a", D1)]),
+            lambda: asymptotic_bounds(np.array([1.0]), [LINK]),
+            "customers: expected whole numbers of at least 1",
+        ),
+        (
+            lambda: asymptotic_bounds(np.array([1, 0]), [LINK]),
+            "customers: expected whole numbers of at least 1",
+        ),
+        (
+            lambda: asymptotic_bounds(2, [Station("a", np.zeros(2))]),
+            "stations: a cycle takes no time",
+        ),
+        (
+            lambda: asymptotic_bounds(np.array([1, 2]), [Station("a", D1)]),
             "symbols and arrays do not go together",
         ),
-        (lambda: mva(np.array([1, 2]), [Station("a", np.ones(3))]), "do not broadcast"),
+        (
+            lambda: asymptotic_bounds(np.array([1, 2]), [Station("a", np.ones(3))]),
+            "do not broadcast",
+        ),
         (lambda: near_deterministic(2, fifo(1.0, cv=1.5)), "cv of station 'station 0': must be at"),
         (lambda: near_deterministic(2, fifo(1.0), cv=2.0), "must be at most 1, got 2"),
         (lambda: blended(2, [LINK], sharpness=0.5), "sharpness: must be at least 1, got 0.5"),
-        (lambda: balanced_job_bounds(2, [Station("a", 1.0, servers=2)]), "bounds need 1, got 2"),
-        (lambda: multiclass_mva([1, -1], [[1.0]] * 2, ["shared"]), "customers: must be at least 0"),
-        (
-            lambda: multiclass_mva([1], [[1.0, 2.0]], ["shared"]),
-            "expected the shape .* = \\(1, 1\\)",
-        ),
-        (
-            lambda: multiclass_mva([1], [[1.0]], ["shared"], [1.0, 2.0]),
-            "think_s: expected the shape",
-        ),
-        (lambda: multiclass_mva([1], [[-1.0]], ["shared"]), "demands_s: must be finite"),
-        (lambda: multiclass_mva([1], [[1.0]], ["shard"]), "did you mean 'shared'"),
-        (lambda: multiclass_mva([1, 1], [[1.0], [2.0]], ["fifo"]), "must take equally long"),
-        (lambda: multiclass_mva([1], [[0.0]], ["fifo"]), "a lap of a class takes no time"),
-        (lambda: multiclass_mva([999, 1000], [[1.0]] * 2, ["fifo"]), "1001000 populations are too"),
     ],
 )
 def test_mistakes_are_named(call: Callable[[], object], message: str) -> None:

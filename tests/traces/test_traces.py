@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from perfmodel import InputError, api
 from perfmodel.cli import cli
 from perfmodel.inputs.profile import read_profile
-from perfmodel.traces.workload import Found, import_trace
+from perfmodel.traces.workload import ImportedTrace, import_trace
 
 FOLDER = Path(
     os.environ.get(
@@ -172,7 +172,7 @@ PARTS = {
 BYTES = 4.0 * (4 + 4 * 32 + 32 + 32 * 8)
 
 
-def as_expected(found: Found) -> bool:
+def as_expected(found: ImportedTrace) -> bool:
     """Whether everything in the made-up trace is found where it was put."""
     if found.workload is None or not found.workload.layers:
         return False

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfmodel import api
-from perfmodel.traces.workload import Found, import_trace, to_json
+from perfmodel.traces.workload import ImportedTrace, import_trace, to_json
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +29,7 @@ def model() -> Any:
     )
 
 
-def profiled(path: Path, net: Any, *, shapes: bool = True, modules: bool = False) -> Found:
+def profiled(path: Path, net: Any, *, shapes: bool = True, modules: bool = False) -> ImportedTrace:
     """Train for some steps under the profiler and import what it wrote."""
     from torch.profiler import ProfilerActivity, profile, schedule
 

@@ -13,8 +13,7 @@ from click.testing import CliRunner, Result
 
 from perfmodel import InputError, Source, predict
 from perfmodel.cli import cli, main
-from perfmodel.measuring.training.run import Measured as MeasuredRun
-from perfmodel.measuring.training.run import Run
+from perfmodel.measuring.training.run import MeasuredRun, RunResults
 from perfmodel.validation import read_cases, shipped_cases, summarise, validate
 from perfmodel.validation.cases import of_run
 from perfmodel.validation.scores import Score
@@ -182,7 +181,7 @@ def test_what_one_worker_did_is_all_a_case_needs_to_know(tmp_path: Path) -> None
 
 def test_a_run_is_a_case() -> None:
     case = read_cases_of_text()
-    measured = MeasuredRun(
+    measured = RunResults(
         iterations=50,
         warmup=5,
         iteration_s=5.0,
@@ -192,7 +191,7 @@ def test_a_run_is_a_case() -> None:
         compute_s=3.0,
         idle_fraction=0.4,
     )
-    ran = Run(
+    ran = MeasuredRun(
         name="two",
         workload="net",
         batch_size=4,

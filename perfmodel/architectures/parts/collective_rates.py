@@ -16,7 +16,7 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory import collective_times
-from perfmodel.theory.collective_times import Line
+from perfmodel.theory.collective_times import LinearCost
 
 MOST_IN_DOUBLE_TREE, MOST = 1024, 16_384
 """Workers up to which the rounds of a double tree, and of other algorithms, are counted; for more
@@ -63,7 +63,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         added = {**figures, "bandwidth_bytes_per_s": math.inf}
         startup_s = cost(size_bytes=0.0, latency_s=self.hop_s, **added)
         per_byte_s = moved * slowest_s + cost(size_bytes=1.0, latency_s=0.0, **added)
-        return Rate((Line(startup_s, per_byte_s),), self.use.times(moved))
+        return Rate((LinearCost(startup_s, per_byte_s),), self.use.times(moved))
 
 
 def _measured(q: Quantities, operation: str, moved: Quantity, reduce_per_byte_s: float
@@ -109,7 +109,7 @@ def _rate(job: Job, q: Quantities, options: Reduction, moved: Quantity) -> Rate:
     line, other = known.lines[0], closed.lines[0]
     return Rate(
         (
-            Line(
+            LinearCost(
                 where(few, line.startup_s, other.startup_s),
                 where(few, line.per_byte_s, other.per_byte_s),
             ),
@@ -176,11 +176,11 @@ def _by_rounds(shape: Cluster, q: Quantities, options: Reduction) -> Rate:
         values = {**_fields(rate.lines[0]), **_fields(rate.use)}
         for name, value in values.items():
             found.setdefault(name, np.zeros(counts.shape))[here] = value
-    line = Line(found["startup_s"], found["per_byte_s"])
+    line = LinearCost(found["startup_s"], found["per_byte_s"])
     return Rate((line,), Use(found["nic_s"], found["core_s"], found["inside_s"]))
 
 
-def _fields(values: Line | Use) -> dict[str, Quantity]:
+def _fields(values: LinearCost | Use) -> dict[str, Quantity]:
     names = ("startup_s", "per_byte_s", "nic_s", "core_s", "inside_s")
     return {name: getattr(values, name) for name in names if hasattr(values, name)}
 
@@ -191,7 +191,7 @@ def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) 
     Nothing for a worker alone, nor for so many that their rounds are not counted.
     """
     if not 1 < count <= most_of(options):
-        return Rate((Line(0.0, 0.0),))
+        return Rate((LinearCost(0.0, 0.0),))
     rounds = rounds_among(shape, int(count), options)
     links = (q.bandwidth_bytes_per_s, q.core_bandwidth_bytes_per_s, q.inside_bandwidth_bytes_per_s)
 
@@ -207,7 +207,7 @@ def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) 
     hops = [times(rounds.away, q.latency_s), times(rounds.within, q.inside_latency_s)]
     added = options.reduce_per_byte_s * float(rounds.times @ rounds.added)
     use = (total / by for total, by in zip(rounds.totals.tolist(), links, strict=True))
-    return Rate((Line(_total(rounds.times, hops), moving + added),), Use(*use))
+    return Rate((LinearCost(_total(rounds.times, hops), moving + added),), Use(*use))
 
 
 def _total(count: Floats, columns: list[Quantity]) -> Quantity:

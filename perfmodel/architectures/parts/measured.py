@@ -14,7 +14,7 @@ from perfmodel.inputs import measured_collectives
 from perfmodel.inputs.cluster import Collective
 from perfmodel.inputs.job import Job
 from perfmodel.theory import collective_times
-from perfmodel.theory.collective_times import Line
+from perfmodel.theory.collective_times import LinearCost
 
 
 class Use(msgspec.Struct, frozen=True, eq=False):
@@ -62,7 +62,7 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
     what was ``measured`` uses links no longer than it takes.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[LinearCost, ...]
     use: Use = Use()
     measured: bool = False
 
@@ -85,17 +85,17 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
         """The one that is chosen for messages of so many bytes: this."""
         return self
 
-    def chord(self, size_bytes: Quantity) -> Line:
+    def chord(self, size_bytes: Quantity) -> LinearCost:
         """The line from no bytes to so many, for what must be linear in the size."""
         if len(self.lines) == 1:
             return self.lines[0]
         startup_s = self.seconds(0.0)
-        return Line(startup_s, (self.seconds(size_bytes) - startup_s) / size_bytes)
+        return LinearCost(startup_s, (self.seconds(size_bytes) - startup_s) / size_bytes)
 
     def sent(self, share: Quantity, at_once: int = 1) -> Rate:
         """By bytes of which ``share`` is sent, if ``at_once`` collectives start together."""
         lines = tuple(
-            Line(line.startup_s / at_once, share * line.per_byte_s, line.above_bytes / share)
+            LinearCost(line.startup_s / at_once, share * line.per_byte_s, line.above_bytes / share)
             for line in self.lines
         )
         return Rate(lines, self.use.times(share), self.measured)
@@ -106,7 +106,7 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
         size."""
         still = {name: 0.0 for name in figures if "latency" in name}
         startup_s = cost(size_bytes=0.0, **figures)
-        return cls((Line(startup_s, cost(size_bytes=1.0, **{**figures, **still})),))
+        return cls((LinearCost(startup_s, cost(size_bytes=1.0, **{**figures, **still})),))
 
 
 class Fastest(msgspec.Struct, frozen=True, eq=False):
@@ -134,7 +134,7 @@ class Fastest(msgspec.Struct, frozen=True, eq=False):
         for rate in self.rates[1:]:
             seconds = rate.seconds(size_bytes)
             here, new, old = seconds < least, rate.lines[0], found.lines[0]
-            line = Line(
+            line = LinearCost(
                 where(here, new.startup_s, old.startup_s),
                 where(here, new.per_byte_s, old.per_byte_s),
             )
@@ -142,7 +142,7 @@ class Fastest(msgspec.Struct, frozen=True, eq=False):
             least = minimum(least, seconds)
         return found
 
-    def chord(self, size_bytes: Quantity) -> Line:
+    def chord(self, size_bytes: Quantity) -> LinearCost:
         """The line of the one that is chosen for so many bytes."""
         return self.at(size_bytes).lines[0]
 

@@ -22,8 +22,9 @@ from typing import Any, Literal, get_args
 import msgspec
 import numpy as np
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.calibration.network.robust import Floats, estimates, least_absolute, rounded
+from perfmodel.calibration.network.robust import estimates, least_absolute, rounded
 from perfmodel.calibration.statistics import Estimate, Residuals, median_interval
 from perfmodel.inputs.cluster import Collective, Piece, Uneven
 from perfmodel.inputs.measured_collectives import measured_collective_s

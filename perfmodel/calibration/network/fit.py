@@ -11,6 +11,7 @@ import msgspec
 
 from perfmodel.base import tables
 from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.files import finite
 from perfmodel.base.provenance import Source
 from perfmodel.base.units import show
 from perfmodel.calibration.network.collectives import (
@@ -47,7 +48,7 @@ class NetworkFit(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-like values; the end of an interval that is not known is None."""
-        values: dict[str, Any] = _finite(msgspec.to_builtins(self))
+        values: dict[str, Any] = finite(msgspec.to_builtins(self))
         return values
 
     def lines(self) -> list[str]:
@@ -295,12 +296,3 @@ def _interval(estimate: Estimate, unit: str) -> str:
 
 def _errors(median: float, p90: float) -> tuple[str, str]:
     return f"median {median:.1%}", f"9 in 10 within {p90:.1%}"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and math.isinf(value) else value

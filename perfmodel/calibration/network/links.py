@@ -18,16 +18,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import show
 from perfmodel.calibration.network.robust import estimates, rounded
 from perfmodel.calibration.statistics import Estimate, Residuals, median_interval
 from perfmodel.inputs.cluster import Link
 from perfmodel.measuring.measurements import Measurement
-
-Floats = NDArray[np.float64]
 
 LEAST_MOVING = 0.5
 """Of a message's time, what must be bytes moving for it to tell how directions or senders share."""

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.calibration.statistics import Estimate
-
-Floats = NDArray[np.float64]
 
 QUANTILES = (0.05, 0.95)
 """Ends of an interval of 90 %."""

@@ -18,13 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, unknown_name, whole_number
 from perfmodel.base.uncertainty import WIDTH, Uncertainty
 from perfmodel.calibration.placements import model
 from perfmodel.calibration.placements.model import PRIORS, TRAITS, Own, Placed, Prior
 from perfmodel.calibration.placements.table import OneNode, Training, check_devices, stall_fraction
-
-Floats = NDArray[np.float64]
 
 CARRIED = 0.5
 """How much of a DNN's own logarithm on one node holds for the network too."""

@@ -30,12 +30,10 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.theory.order_statistics import expected_maximum
 from perfmodel.theory.overlap import blend
-
-Floats = NDArray[np.float64]
 
 SHARPNESS = 4.0
 """Exponent *g*: with 4, the exchange hides well but where both take about as long."""

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Source
 from perfmodel.base.units import dimension_of, show
@@ -39,7 +39,6 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse
 
-Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 _Searched = tuple[Problem, Floats, float]
 """Runs with a choice of the overlap, the fit to them, and its scale."""

@@ -25,11 +25,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.calibration.runs.parameters import PARAMETERS, groups_of, now, step_s, with_overlap
 from perfmodel.calibration.runs.table import PastRun
 from perfmodel.calibration.statistics import Told
-
-Floats = NDArray[np.float64]
 
 RUN_SPREAD = 0.03
 """Standard deviation of equal runs as a fraction of their mean, until their misfits tell better: as

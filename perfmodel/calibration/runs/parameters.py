@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.quantities import Quantity
@@ -24,7 +25,6 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.predicting import coarse
 
-Floats = NDArray[np.float64]
 Values = Mapping[str, Quantity]
 """Values of parameters by name: numbers, or arrays of as many points."""
 

@@ -11,7 +11,7 @@ from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError, nearest, number
-from perfmodel.base.tables import Line
+from perfmodel.base.tables import TableRow
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -110,7 +110,7 @@ class _Reader(msgspec.Struct):
     options: frozenset[str]
     used: dict[str, Profile]
 
-    def job(self, line: Line) -> Job:
+    def job(self, line: TableRow) -> Job:
         """The job of a line."""
         given: dict[str, Any] = {name: line.text(name) for name in TEXTS if line.has(name)}
         given |= {name: line.whole(name) for name in WHOLE if line.has(name)}
@@ -156,7 +156,7 @@ def _option(text: str) -> str:
     return text.lower() if text.lower() in ("true", "false") else text
 
 
-def _step_s(line: Line, job: Job) -> float:
+def _step_s(line: TableRow, job: Job) -> float:
     """Seconds of a worker's step."""
     given = [column for column in MEASURED if line.has(column)]
     if len(given) != 1:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.calibration.servers.asynchronous_model import (
     BYTES,
@@ -25,7 +26,6 @@ from perfmodel.calibration.servers.asynchronous_model import (
     SHARPER,
     SHARPNESS,
     SHARPNESS_FACTOR,
-    Floats,
     Parameters,
     Published,
     Series,

@@ -27,14 +27,12 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.base.quantities import Quantity, maximum
 from perfmodel.theory.queueing import Station, blended
-
-Floats = NDArray[np.float64]
 
 MODEL_SPREAD = 0.1
 """How far a model's demand may be from that of its tensors and bytes: standard deviation of the

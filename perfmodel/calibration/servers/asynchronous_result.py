@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base import files
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.base.quantities import Quantity
 from perfmodel.calibration.servers.asynchronous_model import (
@@ -28,7 +29,6 @@ from perfmodel.calibration.servers.asynchronous_model import (
     MODEL_SPREAD,
     SHARPER,
     UNEVEN,
-    Floats,
     Load,
     Parameters,
     Published,

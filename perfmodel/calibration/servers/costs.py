@@ -13,7 +13,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.calibration.servers.asynchronous_result import ServerFit
 from perfmodel.calibration.statistics import Estimate, Fitted, Residuals, median_interval
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.measuring.training.run import Run
+from perfmodel.measuring.training.run import MeasuredRun
 
 COSTS = ("update_per_tensor_s", "update_per_byte_s")
 """What an update costs a server, for each tensor and for each byte."""
@@ -60,7 +60,7 @@ class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
         return json.dumps(self.to_dict(), indent=1)
 
 
-def measured_costs(runs: Sequence[Run], cluster: Cluster) -> ServerCosts:
+def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts:
     """The median of what an update cost in several runs.
 
     The interval is of the runs themselves: two of their values that hold the median in 90 % of
@@ -113,7 +113,7 @@ def fitted_costs(fit: ServerFit, cluster: Cluster) -> ServerCosts:
     )
 
 
-def with_server(cluster: Cluster, *runs: Run) -> Cluster:
+def with_server(cluster: Cluster, *runs: MeasuredRun) -> Cluster:
     """The cluster with what updates cost the servers in these runs.
 
     Raises

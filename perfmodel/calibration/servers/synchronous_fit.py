@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, unknown_name, whole_number
 from perfmodel.base.uncertainty import COVERAGE, WIDTH, Uncertainty
 from perfmodel.calibration.servers.synchronous_model import (
@@ -20,7 +21,6 @@ from perfmodel.calibration.servers.synchronous_model import (
     RUN_SPREAD,
     UNEVEN_SPREAD,
     Containers,
-    Floats,
     Problem,
     SynchronousModel,
     SynchronousRun,

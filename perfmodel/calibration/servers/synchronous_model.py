@@ -41,9 +41,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import number, whole_number
-
-Floats = NDArray[np.float64]
 
 RUN_SPREAD = 0.05
 """Standard deviation of the logarithm of a measured step around the model. An assumption; what

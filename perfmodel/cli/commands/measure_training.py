@@ -20,7 +20,7 @@ from perfmodel.cli.options import (
 
 if TYPE_CHECKING:
     from perfmodel.measuring.training.measure import Plan
-    from perfmodel.measuring.training.run import Run
+    from perfmodel.measuring.training.run import MeasuredRun
 
 MODEL_FLAGS = ("input_shape", "batch", "loss", "optimizer", "dtype")
 
@@ -233,7 +233,9 @@ def _check_cluster(plan: Plan, cluster: str, workload: str | None) -> None:
         )
 
 
-def _say(run: Run, plan: Plan, cluster: str | None, workload: str | None, as_json: bool) -> None:
+def _say(
+    run: MeasuredRun, plan: Plan, cluster: str | None, workload: str | None, as_json: bool
+) -> None:
     from perfmodel.measuring.training import summary
 
     predicted = None

@@ -10,7 +10,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli.options import check_files, one, read_quantity, write_files
 
 if TYPE_CHECKING:
-    from perfmodel.traces.workload import Found
+    from perfmodel.traces.workload import ImportedTrace
 
 
 @click.command("import")
@@ -61,7 +61,7 @@ def import_(trace: str, output: str | None, as_json: bool, **given: Any) -> None
         _show(found)
 
 
-def _show(found: Found) -> None:
+def _show(found: ImportedTrace) -> None:
     """Print where a step's time goes, what was found of gradients, and what to know of it."""
     import sys
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perfmodel.base.units import show
-from perfmodel.profiler.record import Measured, Recorded
+from perfmodel.profiler.record import MeasuredBatch, Recorded
 
 TOP = 8
 """How many layers the table shows."""
@@ -89,7 +89,7 @@ def as_values(recorded: Recorded) -> dict[str, Any]:
     }
 
 
-def layers(recorded: Recorded, one: Measured) -> list[dict[str, Any]]:
+def layers(recorded: Recorded, one: MeasuredBatch) -> list[dict[str, Any]]:
     """Seconds of each layer at one batch size, those that take longest first."""
     average = one.average
     rows = [
@@ -108,7 +108,7 @@ def layers(recorded: Recorded, one: Measured) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["step_fraction"])
 
 
-def _cells(one: Measured) -> list[str]:
+def _cells(one: MeasuredBatch) -> list[str]:
     average = one.average
     spread = average.step_std_s / average.step_s if average.step_s else 0.0
     seconds = (

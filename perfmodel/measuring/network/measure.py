@@ -24,8 +24,8 @@ from perfmodel.base.units import show
 from perfmodel.measuring.measurements import Measurements, Operation
 from perfmodel.measuring.network.plan import (
     Advance,
-    Case,
     Clock,
+    NetworkCase,
     Say,
     cases,
     chosen_operations,
@@ -81,7 +81,9 @@ def measure(
     say: Say | None = None,
     progress: Advance | None = None,
 ) -> Measurements | None:
-    """Take part in a measurement of all ranks; rank 0 returns what was measured, the others None.
+    """Take part in a measurement of all ranks; rank 0 returns the measurements, the others None.
+
+    It has this many parameters because each is an option of ``perfmodel measure network``.
 
     Parameters
     ----------
@@ -127,30 +129,30 @@ def measure(
             series = cases(chosen, place.ranks, sizes, transport.size)
             leader = Leader(group, transport, pause_s)
             found = within(
-                series,
-                leader.once,
-                seconds=seconds,
-                repetitions=repetitions,
-                idle_s=pause_s,
-                say=say,
-                progress=progress,
-            )
+                series, leader.once, seconds=seconds, repetitions=repetitions, idle_s=pause_s,
+                say=say, progress=progress,
+            )  # fmt: skip
             leader.end()
         finally:
             transport.close()
-    when = f"after pauses of {show(pause_s, 's')}" if pause_s else "back to back"
-    text = (
-        f"perfmodel {__version__}, {place.ranks} ranks on {_nodes(group)}, "
-        f"congestion control {used or 'unknown'}, {when}, "
-        f"by rank 0's clock, less {show(max(leader.one_way_s), 's')} where it waited for a word"
-    )
     return Measurements(
         name=name,
         backend=backend,
         measurements=tuple(found),
         nodes=group.nodes,
-        source=Source("measured", text, date=dt.date.today().isoformat()),
+        source=_source(group, pause_s, used, max(leader.one_way_s)),
     )
+
+
+def _source(group: Group, pause_s: float, congestion: str, one_way_s: float) -> Source:
+    """Where the measurements are from."""
+    when = f"after pauses of {show(pause_s, 's')}" if pause_s else "back to back"
+    text = (
+        f"perfmodel {__version__}, {group.place.ranks} ranks on {_nodes(group)}, "
+        f"congestion control {congestion or 'unknown'}, {when}, "
+        f"by rank 0's clock, less {show(one_way_s, 's')} where it waited for a word"
+    )
+    return Source("measured", text, date=dt.date.today().isoformat())
 
 
 def to_json(found: Measurements) -> bytes:
@@ -177,7 +179,7 @@ class Leader:
         self.group, self.transport, self.pause_s, self.clock = group, transport, pause_s, clock
         self.one_way_s = [0.0, *(self._one_way(rank) for rank in range(1, group.place.ranks))]
 
-    def once(self, case: Case) -> float:
+    def once(self, case: NetworkCase) -> float:
         """Do it once; the seconds it took."""
         members = range(1, case.ranks)
         for rank in members:
@@ -238,7 +240,7 @@ def follow(group: Group, transport: Transport) -> None:
         if order == "word":
             group.tell(0, "word")
             continue
-        case = msgspec.convert(order, ready(Case))
+        case = msgspec.convert(order, ready(NetworkCase))
         act = transport.prepare(case.operation, case.bytes, case.ranks, case.count)
         group.tell(0, "ready")
         if case.operation in CALLED:

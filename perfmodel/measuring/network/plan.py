@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 Advance = Callable[[int, int], None]
 
 
-class Case(msgspec.Struct, frozen=True):
+class NetworkCase(msgspec.Struct, frozen=True):
     """An operation to measure, as in :class:`perfmodel.measuring.measurements.Measurement`."""
 
     operation: Operation
@@ -48,7 +48,7 @@ class Case(msgspec.Struct, frozen=True):
         return self.bytes * self.count
 
 
-Once = Callable[[Case], float]
+Once = Callable[[NetworkCase], float]
 """Does a case once; the seconds it took, which are to be recorded."""
 
 
@@ -75,7 +75,7 @@ def cases(
     ranks: int,
     sizes_bytes: Sequence[int] | None,
     real_size: Callable[[Operation, int, int], int],
-) -> list[list[Case]]:
+) -> list[list[NetworkCase]]:
     """A series of cases, from small to large, for each operation and number of ranks.
 
     ``real_size`` says how many bytes are moved where so many are asked for.
@@ -84,7 +84,7 @@ def cases(
     for operation in operations:
         for members in members_of(operation, ranks):
             series = {
-                Case(
+                NetworkCase(
                     operation, real_size(operation, size, members), members, count(operation, size)
                 )
                 for size in sizes_bytes or _default_sizes(operation)
@@ -120,7 +120,7 @@ def members_of(operation: Operation, ranks: int) -> list[int]:
 
 
 def within(
-    series: Sequence[Sequence[Case]],
+    series: Sequence[Sequence[NetworkCase]],
     once: Once,
     *,
     seconds: float,
@@ -184,7 +184,7 @@ def within(
     return found
 
 
-def _expected(case: Case, known: tuple[int, float], idle_s: float) -> float:
+def _expected(case: NetworkCase, known: tuple[int, float], idle_s: float) -> float:
     """Seconds that a case takes at most, where it moves more than what is ``known``; else 0."""
     moved, took_s = known
     if not case.moved_bytes >= moved > 0:
@@ -192,7 +192,7 @@ def _expected(case: Case, known: tuple[int, float], idle_s: float) -> float:
     return idle_s + max(took_s - idle_s, 0.0) * case.moved_bytes / moved
 
 
-def _probes(case: Case, moved_bytes: int) -> list[Case]:
+def _probes(case: NetworkCase, moved_bytes: int) -> list[NetworkCase]:
     """The same with fewer bytes, ``STEP`` times as many each, from above ``moved_bytes`` on."""
     unit = 4 * case.ranks  # equal parts of whole values
     found = []
@@ -204,7 +204,7 @@ def _probes(case: Case, moved_bytes: int) -> list[Case]:
 
 
 def _repeated(
-    case: Case, once: Once, repetitions: int, limit: float, clock: Clock
+    case: NetworkCase, once: Once, repetitions: int, limit: float, clock: Clock
 ) -> tuple[list[float], float]:
     """What repetitions took until ``limit``, and the mean of one with all that belongs to it."""
     began = clock()
@@ -217,7 +217,7 @@ def _repeated(
             return values, mean_s
 
 
-def _left_out(rest: Sequence[Case], seconds: float) -> str:
+def _left_out(rest: Sequence[NetworkCase], seconds: float) -> str:
     first = rest[0]
     more = " and more" if len(rest) > 1 else ""
     return (

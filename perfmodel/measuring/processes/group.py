@@ -54,7 +54,7 @@ class Hello(msgspec.Struct):
     port: int
 
 
-class Link(msgspec.Struct):
+class LinkHello(msgspec.Struct):
     """What a rank says first on a connection for what is measured: which one it is."""
 
     link: int
@@ -293,7 +293,7 @@ def _come(
             for rank, (there, door) in meeting:
                 link = connect(there, door, timeout_s, token, congestion, f"rank {rank}")
                 group.links[rank] = link
-                link.send_object(msgspec.to_builtins(Link(place.rank)))
+                link.send_object(msgspec.to_builtins(LinkHello(place.rank)))
             if listener is not None:
                 _let_in(group, listener, {place.rank + 1})
     return group
@@ -318,7 +318,7 @@ def _let_in(group: Group, listener: Listener, awaited: set[int]) -> None:
     until = time.monotonic() + listener.timeout_s
     while awaited:
         names = ", ".join(map(str, sorted(awaited)))
-        link, found = _visitor(listener, until, Link, f"rank {names}")
+        link, found = _visitor(listener, until, LinkHello, f"rank {names}")
         if found.link not in awaited:
             listener.turn_away(link, f"says that it is rank {found.link}, which is not awaited")
             continue

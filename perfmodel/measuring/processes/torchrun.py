@@ -36,7 +36,7 @@ class Route(msgspec.Struct, frozen=True):
     same_node: bool
 
 
-class Point(msgspec.Struct, frozen=True):
+class MeetingPoint(msgspec.Struct, frozen=True):
     """Where rank 0 listens; ``secret`` is the run's token, where the ranks were not given one."""
 
     host: str
@@ -89,11 +89,11 @@ class Store:
 
     def tell(self, host: str, port: int, token: Token | None) -> None:
         """Rank 0 tells where it listens, and the token that it has made up."""
-        self._set("point", Point(host, port, "" if token is None else token.text))
+        self._set("point", MeetingPoint(host, port, "" if token is None else token.text))
 
     def told(self) -> tuple[str, int, Token | None]:
         """What rank 0 tells."""
-        point = self._get("point", Point, "rank 0")
+        point = self._get("point", MeetingPoint, "rank 0")
         token = Token(point.secret.encode(), SOURCE) if point.secret else None
         return point.host, point.port, token
 

@@ -18,10 +18,10 @@ from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.measuring.processes.meeting import Meeting
 from perfmodel.measuring.processes.sockets import LostError
 from perfmodel.measuring.processes.torch_backend import choose_interface, store
-from perfmodel.measuring.training.emulated import Device, Loader, elements, factors
+from perfmodel.measuring.training.emulated import EmulatedDevice, Loader, elements, factors
 from perfmodel.measuring.training.worker import Ran
 from perfmodel.profiler.libraries import import_torch
-from perfmodel.profiler.training import Training
+from perfmodel.profiler.training import TrainingSetup
 from perfmodel.theory.buckets import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 
 CONCURRENT = {"gloo": 2, "nccl": 1}
@@ -137,7 +137,7 @@ class EmulatedSteps(DataParallel):
         worker: int,
         *,
         bucket_cap_mib: float | None,
-        device: Device,
+        device: EmulatedDevice,
     ) -> None:
         self._torch = import_torch()
         self._device, self._workload = device, workload
@@ -167,7 +167,7 @@ class EmulatedSteps(DataParallel):
 class RealSteps(DataParallel):
     """Iterations of a real model."""
 
-    def __init__(self, training: Training, bucket_cap_mib: float | None) -> None:
+    def __init__(self, training: TrainingSetup, bucket_cap_mib: float | None) -> None:
         super().__init__(training.model, bucket_cap_mib, training.device)
         self._training = training
         self._synchronise = (

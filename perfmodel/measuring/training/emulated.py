@@ -33,7 +33,7 @@ class Exchange(Protocol):
         """Send the layer's gradient, all its tensors in one array; what it holds is not copied."""
 
 
-class Device:
+class EmulatedDevice:
     """An accelerator that is busy from deadline to deadline.
 
     Work starts when the work before has ended, or when its inputs are there, not when this process
@@ -114,7 +114,7 @@ class EmulatedModel:
     """A workload's layers as waits, trained with a parameter server."""
 
     def __init__(
-        self, workload: Workload, jitter: Jitter, seed: int, worker: int, device: Device
+        self, workload: Workload, jitter: Jitter, seed: int, worker: int, device: EmulatedDevice
     ) -> None:
         self.device = device
         self.layers = expanded(workload).layers

@@ -11,7 +11,7 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.measuring.training.emulated import ELEMENT_BYTES, Array
 from perfmodel.measuring.training.worker import Client
 from perfmodel.profiler.libraries import import_torch
-from perfmodel.profiler.training import Training
+from perfmodel.profiler.training import TrainingSetup
 
 
 class HookedModel:
@@ -22,7 +22,7 @@ class HookedModel:
     order in which the first forward pass calls them.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: TrainingSetup) -> None:
         self._torch = import_torch()
         self._training = training
         self.layers = _layers(training, self._torch)
@@ -108,7 +108,7 @@ class HookedModel:
             self._exchange.push(index, _flat(made, torch))
 
 
-def _layers(training: Training, torch: Any) -> list[tuple[str, list[Any]]]:
+def _layers(training: TrainingSetup, torch: Any) -> list[tuple[str, list[Any]]]:
     """Names of called modules and the trainable parameters that are theirs."""
     model = training.model
     called: dict[str, None] = {}

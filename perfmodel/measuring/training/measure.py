@@ -26,9 +26,9 @@ from perfmodel.measuring.processes.group import meet
 from perfmodel.measuring.processes.meeting import Meeting
 from perfmodel.measuring.processes.ranks import Place
 from perfmodel.measuring.training import data_parallel
-from perfmodel.measuring.training.emulated import Device, EmulatedModel, check_jitter
-from perfmodel.measuring.training.run import Measured, Run
-from perfmodel.measuring.training.server import Report, Server
+from perfmodel.measuring.training.emulated import EmulatedDevice, EmulatedModel, check_jitter
+from perfmodel.measuring.training.run import MeasuredRun, RunResults
+from perfmodel.measuring.training.server import ParameterServer, Report
 from perfmodel.measuring.training.shards import Applied, Shard, pieces_of, update_cost
 from perfmodel.measuring.training.worker import Client, Ran, train
 
@@ -168,7 +168,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     about: str = ""
 
 
-def measure(plan: Plan, place: Place, progress: Progress | None = None) -> Run | None:
+def measure(plan: Plan, place: Place, progress: Progress | None = None) -> MeasuredRun | None:
     """Take part in a run as the process ``place``; what was measured, on rank 0 (else None).
 
     Raises
@@ -229,7 +229,7 @@ def _data_parallel(plan: Plan, meeting: Meeting, progress: Progress | None) -> T
         if plan.workload is not None:
             steps = data_parallel.EmulatedSteps(
                 plan.workload, plan.jitter, plan.seed, place.rank,
-                bucket_cap_mib=plan.bucket_cap_mib, device=Device(),
+                bucket_cap_mib=plan.bucket_cap_mib, device=EmulatedDevice(),
             )  # fmt: skip
             name, batch_size = plan.workload.name, plan.workload.batch_size
         else:
@@ -264,7 +264,7 @@ def _server(plan: Plan, meeting: Meeting, workers: int) -> Told:
         shard = Shard(
             [piece.elements for piece in pieces], workers=workers, bound=bound, learning_rate=rate
         )
-        serving = Server(
+        serving = ParameterServer(
             listener, pieces, shard,
             workers=workers, warmup=plan.warmup, timeout_s=plan.timeout_s,
         )  # fmt: skip
@@ -294,7 +294,7 @@ def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | Non
     meeting.at_end(client.close)
     meeting.on_failure(lambda: client.fail("the run has failed"))
     if trained is None:
-        trained = EmulatedModel(workload, plan.jitter, plan.seed, rank, Device())
+        trained = EmulatedModel(workload, plan.jitter, plan.seed, rank, EmulatedDevice())
     elif rank == 0:
         for layer in range(len(trained.layers)):
             client.begin(layer, trained.values(layer))
@@ -334,7 +334,7 @@ def _on_rank_0(ran: Ran, meeting: Meeting) -> Ran:
     return msgspec.structs.replace(ran, ends_s=[end + meeting.offset_s for end in ran.ends_s])
 
 
-def _run(plan: Plan, told: Sequence[Told], workers: int) -> Run:
+def _run(plan: Plan, told: Sequence[Told], workers: int) -> MeasuredRun:
     """The file of a run, from what all ranks told."""
     first = told[0]
     ran = [one.ran for one in told if one.ran is not None]
@@ -347,7 +347,7 @@ def _run(plan: Plan, told: Sequence[Told], workers: int) -> Run:
         measured = _with_servers(measured, ran, reports, stale=not synchronous)
     arch = f"{plan.arch} {plan.sync}" if plan.arch == "ps" else plan.arch
     where = "accelerator emulated by waits" if plan.workload is not None else "real model"
-    return Run(
+    return MeasuredRun(
         name=f"{first.workload}, {arch}, {workers} workers",
         workload=first.workload,
         batch_size=first.batch_size,
@@ -369,7 +369,7 @@ def _run(plan: Plan, told: Sequence[Told], workers: int) -> Run:
 
 def measured_of(
     ran: Sequence[Ran], *, warmup: int, batch_size: int, synchronous: bool = False
-) -> Measured:
+) -> RunResults:
     """What workers did while all of them ran and none was warming up.
 
     A worker's iteration is the mean of those that begin and end in this window; all ``ends_s`` are
@@ -402,7 +402,7 @@ def measured_of(
         idle.append(1.0 - compute_s / mean_s)
         spread.append(np.diff(ends_s[first : last + 1]) - mean_s)
     per_s = sum(1.0 / seconds for seconds in each)
-    return Measured(
+    return RunResults(
         iterations=min(iterations),
         warmup=warmup,
         iteration_s=len(ran) / per_s,
@@ -415,8 +415,8 @@ def measured_of(
 
 
 def _with_servers(
-    measured: Measured, ran: Sequence[Ran], reports: Sequence[Report], *, stale: bool
-) -> Measured:
+    measured: RunResults, ran: Sequence[Ran], reports: Sequence[Report], *, stale: bool
+) -> RunResults:
     """Adds what servers have seen; of equal pieces on several of them, the median of medians."""
     staleness: dict[int, int] = {}
     shapes: dict[tuple[float, float], list[float]] = {}

@@ -17,7 +17,7 @@ MOST_DIGITS = 9
 """Of a staleness."""
 
 
-class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RunResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a run was seen to do, after its warm-up.
 
     Attributes
@@ -79,7 +79,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return sum(int(stale) * count for stale, count in self.staleness.items()) / total
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A training run (schema ``perfmodel.run/1``).
 
     Attributes
@@ -99,7 +99,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     workers: int
     arch: str
     options: dict[str, str | int | float | bool]
-    measured: Measured
+    measured: RunResults
     source: Source
     jitter: str = ""
     emulated: bool = False
@@ -126,11 +126,11 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return given | ({"device": self.device} if self.device else {})
 
 
-def read_run(path: str | Path) -> Run:
+def read_run(path: str | Path) -> MeasuredRun:
     """Read the file of a run.
 
     Raises
     ------
     InputError : see :func:`perfmodel.base.files.read`.
     """
-    return files.read(path, Run, SCHEMA)
+    return files.read(path, MeasuredRun, SCHEMA)

@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.measuring.processes.connecting import HANDSHAKE_S, Listener
 from perfmodel.measuring.processes.sockets import Connection, LostError
 from perfmodel.measuring.training.emulated import ELEMENT_BYTES
-from perfmodel.measuring.training.shards import Applied, Array, Piece, Reply, Shard
+from perfmodel.measuring.training.shards import Applied, Array, Reply, Shard, ShardPiece
 
 HEADER = struct.Struct("!BIQ")
 """What a message is, of which piece of the server, in which iteration (from 0)."""
@@ -70,7 +70,7 @@ def end(connection: Connection) -> None:
     connection.close()
 
 
-class Server:
+class ParameterServer:
     """Serves ``pieces`` to ``workers`` workers until all have left.
 
     One thread receives from each worker, one sends to each, and one applies: updates happen one
@@ -80,7 +80,7 @@ class Server:
     def __init__(
         self,
         listener: Listener,
-        pieces: Sequence[Piece],
+        pieces: Sequence[ShardPiece],
         shard: Shard,
         *,
         workers: int,

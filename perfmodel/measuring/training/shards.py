@@ -18,7 +18,7 @@ from perfmodel.measuring.training.emulated import ELEMENT_BYTES
 Array = NDArray[np.float32]
 
 
-class Piece(msgspec.Struct, frozen=True):
+class ShardPiece(msgspec.Struct, frozen=True):
     """What a layer keeps on a server: elements ``first`` to ``last`` of all of the layer's.
 
     ``tensors`` are how many tensors, or parts of tensors, these are.
@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, frozen=True):
         return self.last - self.first
 
 
-def pieces_of(workload: Workload, servers: int) -> list[Piece]:
+def pieces_of(workload: Workload, servers: int) -> list[ShardPiece]:
     """Place a workload's layers on servers as the model does by default, in backward order.
 
     A layer's pieces have the sizes that the model gives them, in whole elements, and follow each
@@ -55,7 +55,7 @@ def pieces_of(workload: Workload, servers: int) -> list[Piece]:
         start = end_bytes.get(layer, 0.0)
         end = end_bytes[layer] = start + size
         ends = (round(start / ELEMENT_BYTES), round(end / ELEMENT_BYTES))
-        found.append(Piece(layer, server, *ends, tensors))
+        found.append(ShardPiece(layer, server, *ends, tensors))
     return found
 
 

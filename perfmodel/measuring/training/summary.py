@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.base.units import show
-from perfmodel.measuring.training.run import Run
+from perfmodel.measuring.training.run import MeasuredRun
 from perfmodel.results.prediction import Prediction
 
 
@@ -22,7 +22,7 @@ class Quantity(msgspec.Struct, frozen=True):
     error: float | None = None
 
 
-def quantities(run: Run, predicted: Mapping[str, float] | None = None) -> list[Quantity]:
+def quantities(run: MeasuredRun, predicted: Mapping[str, float] | None = None) -> list[Quantity]:
     """What was measured that can be predicted; ``predicted`` has the same names.
 
     These are *iteration_s*, *throughput_samples_per_s*, *idle_fraction* and *staleness_mean*.
@@ -58,7 +58,7 @@ def of_prediction(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def to_dict(run: Run, found: Sequence[Quantity]) -> dict[str, Any]:
+def to_dict(run: MeasuredRun, found: Sequence[Quantity]) -> dict[str, Any]:
     """The run's file with the quantities, JSON-like."""
     made: dict[str, Any] = msgspec.to_builtins(run)
     return {**made, "quantities": msgspec.to_builtins(found)}
@@ -74,7 +74,7 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str], Callable[[float], str]]] = 
 }  # fmt: skip
 
 
-def lines(run: Run, found: Sequence[Quantity]) -> list[str]:
+def lines(run: MeasuredRun, found: Sequence[Quantity]) -> list[str]:
     """What to print."""
     measured = run.measured
     rows = []

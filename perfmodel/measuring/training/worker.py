@@ -27,7 +27,7 @@ from perfmodel.measuring.training.server import (
     end,
     send_with_header,
 )
-from perfmodel.measuring.training.shards import Array, Piece
+from perfmodel.measuring.training.shards import Array, ShardPiece
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     values: Array | None = None
 
 
-class Line:
+class ServerConnection:
     """Connection to a server: a thread sends in order, another receives."""
 
     def __init__(self, connection: Connection) -> None:
@@ -63,7 +63,7 @@ class Client:
         self,
         worker: int,
         servers: Sequence[tuple[str, int]],
-        pieces: Sequence[Piece],
+        pieces: Sequence[ShardPiece],
         *,
         timeout_s: float,
         token: Token,
@@ -89,13 +89,13 @@ class Client:
         self._arrived_s = [-math.inf] * len(pieces)
         self._failure = ""
         self.sent_bytes = 0
-        self._lines: list[Line] = []
+        self._lines: list[ServerConnection] = []
         self._senders: list[threading.Thread] = []
         try:
             for rank, (host, port) in enumerate(servers):
                 name = f"server {rank}"
                 connection = connect(host, port, timeout_s, token, congestion, name)
-                self._lines.append(Line(connection))
+                self._lines.append(ServerConnection(connection))
                 connection.send(HEADER.pack(HELLO, worker, 0))
         except PerfmodelError:
             self.close()

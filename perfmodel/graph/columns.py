@@ -1,0 +1,42 @@
+"""Columns of a graph under construction: offsets of groups, and distinct rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import Ids, Refs
+
+
+def offsets(counts: NDArray[Any]) -> Refs:
+    """Index of the first element of each group of so many, and the total, (groups + 1,)."""
+    first = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=first[1:])
+    return first
+
+
+def distinct_rows(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
+    """Index of each row among the distinct rows, (rows,), and a row of each kind, (kinds,)."""
+    kind = np.zeros(len(columns[0]), np.int64)
+    for values in columns:
+        if len(values) and (values != values[0]).any():
+            codes, _ = ranked(values)
+            kind, _ = ranked(kind * (codes.max() + 1) + codes)
+    return ranked(kind)
+
+
+def ranked(values: NDArray[Any]) -> tuple[Ids, Ids]:
+    """Rank of each value among the distinct ones, and the first index of each of those.
+
+    The same as np.unique, whose import is slow.
+    """
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    new = np.ones(len(values), np.bool_)
+    new[1:] = ranked[1:] != ranked[:-1]
+    rank = np.empty(len(values), np.int64)
+    rank[order] = np.cumsum(new) - 1
+    return rank, order[new]
