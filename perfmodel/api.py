@@ -63,6 +63,8 @@ def make_job(
 ) -> Job:
     """Describe a training job; what is not given is filled in and noted in ``Job.assumptions``.
 
+    It has so many parameters because users vary each of them by itself; all have a default.
+
     Parameters
     ----------
     model, workload : one of them: a model of the catalogue, or a workload (object or file).
@@ -122,6 +124,8 @@ def predict(
     progress: Progress | None = None,
 ) -> Prediction:
     """Predict how fast ``job`` trains.
+
+    It has so many parameters because each is a question of its own; all have a default.
 
     Parameters
     ----------
