@@ -13,7 +13,7 @@ import msgspec
 
 from perfmodel import __version__
 from perfmodel.measuring.processes.connecting import Listener
-from perfmodel.measuring.processes.group import Hello, Link
+from perfmodel.measuring.processes.group import Hello, LinkHello
 from perfmodel.measuring.processes.tokens import (
     ANSWER_BYTES,
     GREETING,
@@ -46,7 +46,7 @@ def hello(rank: int, ranks: int = 3) -> bytes:
 
 def link(rank: int) -> bytes:
     """What a rank says first on a connection for what is measured."""
-    return message(msgspec.json.encode(Link(rank)))
+    return message(msgspec.json.encode(LinkHello(rank)))
 
 
 def says(data: bytes) -> Attack:
