@@ -253,7 +253,8 @@ def test_reference_pages_are_complete() -> None:
     assert "--repetitions" in options
     assert "--bandwidth" in options
     assert _missing("command-line.md", options) == []
-    assert _missing("json-output.md", _fields(Prediction)) == []
+    in_json = [name for name in _fields(Prediction) if name != "timeline"]
+    assert _missing("json-output.md", in_json) == []
     assert _missing("workload-file.md", _fields(Profile)) == []
     assert _missing("job-file.md", _fields(JobFile)) == []
     in_cases = [f for s in (Case, MeasuredValues) for f in s.__struct_fields__]
