@@ -1,13 +1,34 @@
-"""Property tests see the same examples on every machine, however busy it is.
+"""What all tests share.
 
-Processes that tests start know one token, and none of the user's files is made or read.
+Property tests see the same examples on every machine, however busy it is.
+
+``--hypothesis-profile=long`` draws twenty times as many, other ones each time. Processes that tests
+start know one token, and none of the user's files is made or read.
 """
 
-import os
+from __future__ import annotations
 
+import os
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
-settings.register_profile("same everywhere", deadline=None, derandomize=True)
-settings.load_profile("same everywhere")
+from tests import settings as profiles
+
+settings.load_profile(profiles.FIXED)
 
 os.environ["PERFMODEL_TOKEN"] = "known to all tests, and to nobody else"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each process one half of the tests, and whoever is done first what the other has left.
+
+    So that most fixtures of a module are made in one process, unless ``--dist`` says otherwise.
+    """
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)

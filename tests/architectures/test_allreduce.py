@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import (
@@ -27,6 +27,7 @@ from perfmodel.predicting import fine
 from perfmodel.theory import collective_times
 from perfmodel.theory.buckets import mg_wfbp_buckets
 from tests.jobs import cluster, job, workload
+from tests.settings import examples
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
 PER_LAYER = {"bucket_cap_bytes": 0, "first_bucket_bytes": 0}
@@ -319,7 +320,7 @@ def merging_pays(buckets: list[list[int]], *plan: Any) -> None:
 _times = st.sampled_from([0.0, 0.25, 1.0, 3.0])
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 @given(
     layers=st.lists(st.tuples(_times, st.sampled_from([0.1, 1.0, 4.0])), min_size=1, max_size=6),
     a=_times,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, predict
@@ -21,6 +21,7 @@ from perfmodel.engine.simulation import timeline
 from perfmodel.predicting import fine
 from tests.architectures.test_allreduce import same
 from tests.jobs import cluster, job, workload
+from tests.settings import examples
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
 EACH = {"unit_bytes": 0}
@@ -139,7 +140,7 @@ def test_order_of_issue() -> None:
     data=st.data(),
     workers=st.integers(2, 4),
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_without_prefetch_all_times_add_up(
     forward: list[int], data: st.DataObject, workers: int
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import Cluster, Jitter, Server, Straggler, Workload, build_graph, predict
@@ -24,11 +24,10 @@ from perfmodel.theory import collective_times
 from tests import oracles
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload, workloads
 from tests.oracles import equal
+from tests.settings import examples
 from tests.theory.test_closed_forms import backward_and_upload_s, download_and_forward_s
 
-few = settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+few = examples(8)
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], batch_size=4)
 """8 s of computation, and no optimizer, whose time architectures count where it is spent."""
 COMPUTE_S = 8.0

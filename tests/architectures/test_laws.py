@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import Jitter, build_graph, predict
@@ -18,6 +18,7 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Batch, Choice, Mailbox, Quorum
 from tests import oracles
 from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
+from tests.settings import examples
 
 
 def slowed(graph: OpGraph) -> OpGraph:
@@ -44,9 +45,7 @@ def slowed(graph: OpGraph) -> OpGraph:
 
 
 each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
-few = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+few = examples(25)
 
 
 def test_every_architecture_is_checked() -> None:
@@ -142,7 +141,7 @@ def test_same_seed_same_result_under_any_hash_seed(arch: str) -> None:
         "w = workload([1, 2, 1], [2, 3, 1], [30, 50, 7])\n"
         f"for options in VARIANTS[{arch!r}]:\n"
         f"    j = job(w, cluster(20.0, 0.01), 3, {arch!r}, options, jitter=Jitter(0.2), seed=5)\n"
-        "    print(hashlib.sha256(predict(j, rel_ci=0.05).to_json().encode()).hexdigest())"
+        "    print(hashlib.sha256(predict(j, rel_ci=0.5).to_json().encode()).hexdigest())"
     )
     digests = {
         subprocess.run(

@@ -39,7 +39,7 @@ def run(
             arch=arch,
             options=options,
         ),
-        rel_ci=0.02,
+        rel_ci=0.1,
     )
 
 
@@ -122,7 +122,7 @@ def test_vgg_is_more_bound_by_communication_than_resnet(arch: str) -> None:
 def test_ten_gigabit_ethernet_binds_more_than_infiniband(model: str, arch: str) -> None:
     """Ko et al. 2021: 10 Gbps against 56 Gbps."""
     slow, fast = (
-        run(model, arch, 16, bandwidth=rate * GBPS).idle_fraction.mean for rate in (10, 56)
+        run(model, arch, 8, bandwidth=rate * GBPS).idle_fraction.mean for rate in (10, 56)
     )
     assert slow > fast
 
@@ -255,7 +255,7 @@ def test_an_asynchronous_push_is_much_shorter_than_a_synchronous_one() -> None:
                 options={"servers": 4},
                 jitter=0.3,
             ),
-            rel_ci=0.02,
+            rel_ci=0.1,
         )
         push[sync] = found.operation_s["push"]
     assert push["bsp"] > 10 * push["asp"], push

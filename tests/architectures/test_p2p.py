@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import InputError, Jitter, Link, NodeOverride, Straggler, build_graph, predict
@@ -19,6 +19,7 @@ from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph, block_of
 from tests.jobs import cluster, job, workload
+from tests.settings import examples
 
 TWO_LAYERS = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0])
 SHARDED = {"exchange": "sharded"}
@@ -105,7 +106,7 @@ def test_shares_are_sent_back_after_backward(fidelity: str) -> None:
 
 
 @given(data=st.data(), workers=st.integers(1, 4), overlap=st.booleans(), hop=st.integers(0, 2))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_both_routes_agree_where_updates_take_time(
     data: st.DataObject, workers: int, overlap: bool, hop: int
 ) -> None:

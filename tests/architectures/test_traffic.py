@@ -298,12 +298,17 @@ def test_canary_one_percent_more_than_declared_is_noticed(arch: str) -> None:
 # -- canaries --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-@pytest.mark.parametrize("field", Traffic._fields)
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        pytest.param(row, field, id=f"{field}-{row.name}")
+        for field in Traffic._fields
+        for row in ROWS
+        if row.servers or not field.endswith("server")
+    ],
+)
 def test_one_percent_more_is_noticed(row: Row, field: str) -> None:
     """In what workers send or receive, or servers, of which some architectures have none."""
-    if field.endswith("server") and not row.servers:
-        return
     more = row._replace(
         traffic=lambda n: row.traffic(n)._replace(**{field: getattr(row.traffic(n), field) * 1.01})
     )

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perfmodel import build_graph
@@ -22,11 +22,10 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quorum
 from tests import maxplus
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
+from tests.settings import examples
 
 ROUNDING = 1e-9
-some = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+some = examples(100)
 seconds = st.one_of(st.integers(0, 6).map(float), st.floats(0.5, 6.0))
 
 

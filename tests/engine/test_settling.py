@@ -300,13 +300,14 @@ def missed(seeds: range, *, wrong_by: float = 0.0) -> tuple[list[int], int]:
 
 
 def test_intervals_hold_a_run_twenty_times_as_long() -> None:
-    misses, tried = missed(range(28))
-    assert tried >= 24
-    assert len(misses) <= 4, misses
+    """Few of the slow test's jobs."""
+    misses, tried = missed(range(14))
+    assert tried >= 12
+    assert len(misses) <= 2, misses
 
 
 def test_canary_answers_that_are_off_by_a_few_percent_miss_it() -> None:
-    misses, tried = missed(range(14), wrong_by=0.04)
+    misses, tried = missed(range(7), wrong_by=0.04)
     assert len(misses) > tried // 2
 
 

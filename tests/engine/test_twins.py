@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine import noise
@@ -16,12 +16,13 @@ from perfmodel.engine.draws import philox
 from perfmodel.engine.simulation import makespan, simulate, timeline
 from perfmodel.graph.builder import KINDS, GraphBuilder
 from perfmodel.graph.op_graph import Distribution, OpGraph
+from tests.settings import examples
 
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="Numba is not installed: nothing to compare"
 )
 
-few = settings(max_examples=15, deadline=None, derandomize=True, database=None)
+few = examples(15)
 
 
 class Shape(msgspec.Struct, frozen=True):

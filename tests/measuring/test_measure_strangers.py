@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perfmodel import InputError, PerfmodelError
@@ -52,6 +52,7 @@ from tests.measuring.test_measure_network import (
     small,
 )
 from tests.namespaces import free_port
+from tests.settings import examples
 
 LINE = re.compile(r"dropped (?P<address>\S+): .")
 LISTENERS = (
@@ -142,7 +143,7 @@ def test_a_crowd_keeps_nobody_out(
     assert lines[4:] == ["dropped 5 connections; further ones are not logged"]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.binary(max_size=100), max_size=4), st.booleans())
 @example([bytes(ANSWER_BYTES - len(GREETING))], True)
 def test_random_bytes_do_not_matter(parts: list[bytes], greets: bool) -> None:
@@ -154,7 +155,7 @@ def test_random_bytes_do_not_matter(parts: list[bytes], greets: bool) -> None:
         assert admitted(attack, found)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.binary(min_size=ANSWER_BYTES, max_size=ANSWER_BYTES))
 def test_no_random_answer_is_a_proof(answer: bytes) -> None:
     assert Question(TOKEN).verdict(GREETING + answer[len(GREETING) :]) == REFUSED
@@ -196,7 +197,7 @@ def test_nesting_is_bounded() -> None:
         thread.join(PATIENCE_S)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.binary(max_size=60), st.one_of(st.none(), st.integers(0, 2**64 - 1)))
 @example(b"{}", 10 * 10**9)
 @example(b'"\xff"', None)

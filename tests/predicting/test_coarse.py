@@ -11,7 +11,7 @@ import hypothesis
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import (
@@ -37,10 +37,9 @@ from perfmodel.results.prediction import Prediction
 from perfmodel.theory.contention import EXACT
 from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
 from tests.oracles import equal
+from tests.settings import examples
 
-few = settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+few = examples(5)
 each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 replace = msgspec.structs.replace
 WORK = workload([1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0])
@@ -122,7 +121,7 @@ def exact_jobs(
     arch: str,
     strategy: Strategy,
     *,
-    examples: int,
+    count: int,
     shrink: bool = True,
     which: Callable[[dict[str, Any]], bool] = lambda options: True,
 ) -> list[Job]:
@@ -134,16 +133,20 @@ def exact_jobs(
     stages = [hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else [])]
     for options in filter(which, VARIANTS[arch]):
 
-        @settings(few, max_examples=examples, phases=stages, report_multiple_bugs=False)
+        @settings(examples(count), phases=stages, report_multiple_bugs=False)
         @given(drawn=strategy(arch, options))
         def check(drawn: Job) -> None:
-            if registry.model_of(drawn).exact(drawn):
+            if exact(drawn):
                 found.append(drawn)
                 by_formulas = float(coarse.phases(drawn).iteration_s)
                 equal(by_formulas, predict(drawn).iteration_s)
 
         check()
     return found
+
+
+def exact(one: Job) -> bool:
+    return registry.model_of(one).exact(one)
 
 
 def several(found: Sequence[Job]) -> int:
@@ -153,21 +156,21 @@ def several(found: Sequence[Job]) -> int:
 @pytest.mark.parametrize("arch", names())
 def test_exact_formulas_equal_the_simulation(arch: str) -> None:
     """On plain clusters: often enough, and for several workers, unless one of them is alone."""
-    found = exact_jobs(arch, plain_jobs, examples=20)
-    assert len(found) >= 10
     alone = arch in ("ad_psgd", "easgd")
+    found = exact_jobs(arch, plain_jobs, count=60 if alone else 20)
+    assert len(found) >= 10
     assert (several(found) == 0) if alone else (several(found) >= 10)
 
 
 @pytest.mark.parametrize("arch", names())
 def test_exact_formulas_equal_the_simulation_on_any_cluster(arch: str) -> None:
-    assert exact_jobs(arch, jobs, examples=8)
+    assert exact_jobs(arch, jobs, count=8)
 
 
 @pytest.mark.parametrize("arch", ["allreduce", "p2p", "ps"])
 def test_formulas_are_exact_with_compression(arch: str) -> None:
     found = exact_jobs(
-        arch, plain_jobs, examples=40, which=lambda options: "compression" in options
+        arch, plain_jobs, count=40, which=lambda options: "compression" in options
     )
     assert several(found) >= 3
 
@@ -221,14 +224,14 @@ def test_canary_an_error_in_a_formula(
 
     planted(monkeypatch, wrong)
     with pytest.raises(AssertionError):
-        exact_jobs(arch, plain_jobs, examples=60, shrink=False)
+        exact_jobs(arch, plain_jobs, count=60, shrink=False)
 
 
 @pytest.mark.parametrize("arch", sorted(set(names()) - {"gosgd"}))
 def test_canary_formulas_that_claim_too_much(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, lambda model: replace(model, exact=lambda one: True))
     with pytest.raises(AssertionError):
-        exact_jobs(arch, jobs, examples=40, shrink=False)
+        exact_jobs(arch, jobs, count=60, shrink=False)
 
 
 def alike_steps(arch: str, options: dict[str, Any]) -> bool:
@@ -236,14 +239,26 @@ def alike_steps(arch: str, options: dict[str, Any]) -> bool:
     return find(arch)[0].options(**options).period == 1 if "period" in options else True
 
 
-@variants(lambda arch, options: alike_steps(arch, options) and (arch, options) != ("easgd", {}))
+def exact_with_alike_steps(arch: str, options: dict[str, Any]) -> bool:
+    """Whether formulas are exact for some number of workers, and iterations like each other."""
+    if not alike_steps(arch, options) or (arch, options) == ("easgd", {}):
+        return False
+    least = 1 + options.get("backup_workers", 0)
+    return any(exact(job(WORK, cluster(), n, arch, options)) for n in range(least, 4))
+
+
+def test_every_architecture_has_exact_variants() -> None:
+    found = [arch for arch, options in ALL if exact_with_alike_steps(arch, options)]
+    assert set(found) == set(names())
+    assert len(found) >= len(ALL) / 3
+
+
+@variants(exact_with_alike_steps)
 @few
 @given(data=st.data())
 def test_slow_data_sets_the_pace(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
     """A loader that takes longer than all else, where formulas are exact without one."""
-    drawn: Job = data.draw(plain_jobs(arch, options))
-    if not registry.model_of(drawn).exact(drawn):
-        return
+    drawn: Job = data.draw(plain_jobs(arch, options).filter(exact))
     loading_s = data.draw(st.floats(0.1, 100.0))
     slow = replace(drawn, workload=replace(drawn.workload, data_loading_s=loading_s))
     equal(float(coarse.phases(slow).iteration_s), predict(slow).iteration_s)
@@ -254,7 +269,7 @@ def without_a_server(arch: str, options: dict[str, Any]) -> bool:
 
 
 @variants(without_a_server)
-@settings(few, max_examples=3)
+@few
 @given(data=st.data())
 def test_one_worker_without_a_server_is_a_single_device(
     arch: str, options: dict[str, Any], data: st.DataObject
@@ -401,14 +416,19 @@ def test_a_better_network_is_never_slower(
     never_rises(predicting_variants.evaluate(drawn, latency_s=[*latency, 0.0]).iteration_s)
 
 
-@variants(lambda arch, options: hasattr(find(arch)[0].options(), "overlap"))
+def may_overlap(arch: str, options: dict[str, Any]) -> bool:
+    """Whether an architecture can overlap; buckets that are planned differ with it."""
+    found = find(arch)[0].options(**options)
+    planned = options.get("bucketing") in ("mg_wfbp", "horovod")
+    return hasattr(found, "overlap") and not (found.overlap and planned)
+
+
+@variants(may_overlap)
 @few
 @given(data=st.data())
 def test_overlap_is_never_slower(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
     """Without jitter: formulas know that pushes without overlap end at different times then."""
     drawn = data.draw(jobs(arch, options))
-    if drawn.options.overlap and options.get("bucketing") in ("mg_wfbp", "horovod"):
-        return
     seconds = [
         float(coarse.phases(replace(drawn, options=replace(drawn.options, overlap=on))).iteration_s)
         for on in (False, True)
@@ -431,7 +451,7 @@ def grid(drawn: Job) -> tuple[np.ndarray[Any, Any], predicting_variants.Variants
 
 
 @variants(asynchronous)
-@settings(few, max_examples=3)
+@few
 @given(data=st.data())
 def test_throughput_of_asynchronous_jobs_is_bounded(
     arch: str, options: dict[str, Any], data: st.DataObject
@@ -623,7 +643,7 @@ def points(arch: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 @each
-@settings(few, max_examples=2)
+@few
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_arrays_are_many_scalars(
     arch: str, options: dict[str, Any], data: st.DataObject, seed: int
@@ -634,7 +654,7 @@ def test_arrays_are_many_scalars(
 
 
 @each
-@settings(few, max_examples=3)
+@few
 @given(data=st.data())
 def test_batch_sizes_of_workers_that_differ(
     arch: str, options: dict[str, Any], data: st.DataObject
@@ -893,9 +913,9 @@ def test_bands_are_declared(arch: str, options: dict[str, Any]) -> None:
     found = coarse.error_band(job(WORK, cluster(20.0), 3, arch, options, jitter=Jitter(0.2)))
     if found.p90 is None:
         assert "leaves out" in found.text
-        return
-    assert found.median is not None
-    assert 0.0 <= found.median <= found.p90 < 10.0
+    else:
+        assert found.median is not None
+        assert 0.0 <= found.median <= found.p90 < 10.0
 
 
 # -- staleness, and workers that differ ------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.accuracy import intervals as learning
@@ -32,7 +32,6 @@ def total(**more: Any) -> float:
 # -- the arithmetic --------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.floats(1e-3, 1e3))
 def test_an_interval_holds_the_value_and_is_as_wide_on_either_side(
     model: float, measurement: float, value: float
@@ -190,7 +189,8 @@ def test_what_predictions_leave_unexplained_is_found_again(always: float, waitin
     for idle in (0.1, 0.9):
         truth, found = (math.hypot(a, b * idle) for a, b in ((always, waiting), learnt[:2]))
         assert found == pytest.approx(truth, rel=0.2)
-    inside, count = np.sum(list(learning.covered(some).values()), axis=0)
+    inside, count = np.sum(list(learning.covered(some[::2]).values()), axis=0)
+    assert count == 200
     assert 0.85 < inside / count < 0.95
 
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import sympy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import InputError, Jitter, Job, NodeOverride, Straggler
@@ -23,15 +23,12 @@ from perfmodel.studies.crossovers import Crossover, against, between, explain
 from tests.jobs import ALL, cluster, job, workload
 from tests.oracles import equal
 from tests.predicting.test_coarse import changed, never_rises
+from tests.settings import examples
 
-few = settings(
-    max_examples=2,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize=True,
-    phases=[hypothesis.Phase.generate],
-)
+ONCE = [hypothesis.Phase.generate]
 """Without shrinking, which takes minutes here."""
+
+few = settings(examples(4), phases=ONCE)
 
 replace = msgspec.structs.replace
 
@@ -203,7 +200,7 @@ def root(c: Crossover, one: Job) -> float:
 
 
 @pytest.mark.parametrize(("arch", "options"), SOLVED)
-@settings(few, max_examples=8)
+@settings(examples(8), phases=ONCE)
 @given(data=st.data())
 def test_formulas_are_what_was_searched_for(
     arch: str, options: dict[str, Any], data: st.DataObject

@@ -5,14 +5,15 @@ from __future__ import annotations
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import Workload, predict
 from tests.jobs import cluster, job, workload, workloads
 from tests.oracles import equal
+from tests.settings import examples
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = examples(60)
 rates = st.sampled_from([0.5, 3.0, 100.0])
 
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.theory.contention import EXACT, CycleTime, contended, regularity
 from tests.oracles import equal
 from tests.queueing import bound, mva
+from tests.settings import examples
 
-few = settings(max_examples=60, deadline=None, derandomize=True)
+few = examples(60)
 
 
 def lap_of(demands_s: Sequence[Any], think_s: Any) -> CycleTime:
@@ -193,7 +194,7 @@ def exact_of_two(
     return rate
 
 
-@settings(few, max_examples=40)
+@examples(40)
 @given(
     network=networks(),
     customers=st.tuples(st.integers(1, 15), st.integers(1, 15)),
@@ -246,7 +247,7 @@ def test_arrays_of_several_classes() -> None:
 # -- arrays and symbols ----------------------------------------------------------------------------
 
 
-@settings(few, max_examples=10)
+@examples(10)
 @given(network=networks(), seed=st.integers(0, 2**32))
 def test_arrays_are_many_scalars(network: tuple[list[float], float], seed: int) -> None:
     """Of customers, demands and times to think; for crowds as far as a fixed point is repeated."""

@@ -12,7 +12,7 @@ import mpmath
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
@@ -26,11 +26,12 @@ from perfmodel.theory.order_statistics import (
     quantile,
     quantiles_of_order_statistic,
 )
+from tests.settings import examples
 
 ACCURACY = 1e-6
 """Relative, of what is found by quadrature."""
 
-few = settings(derandomize=True, deadline=None, max_examples=60)
+few = examples(60)
 kinds = st.sampled_from(KINDS)
 spreads = st.floats(0.001, 1.0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.phases.layers import Layers, Part, Stage
@@ -17,8 +17,9 @@ from perfmodel.theory.buckets import mg_wfbp_buckets
 from perfmodel.theory.overlap import blend, fused_wait_free, merged_wait_free, wait_free
 from tests.jobs import workload
 from tests.oracles import equal
+from tests.settings import examples
 
-few = settings(max_examples=150, deadline=None, derandomize=True)
+few = examples(150)
 seconds = st.one_of(st.just(0.0), st.floats(0.01, 10.0))
 sizes = st.sampled_from([1.0, 7.0, 40.0])
 
@@ -297,7 +298,7 @@ FUNCTIONS: dict[str, Callable[[list[Any], list[Any], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(few, max_examples=30)
+@examples(30)
 @given(given_=gradients(), seed=st.integers(0, 2**32))
 def test_arrays_are_many_scalars(
     name: str, given_: tuple[list[float], list[float]], seed: int

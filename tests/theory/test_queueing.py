@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.base.arrays import NONE
@@ -22,6 +22,7 @@ from perfmodel.engine.simulation import simulate
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from tests import queueing
+from tests.settings import examples
 
 RUNS = 16
 REL_CI = 0.04
@@ -106,7 +107,7 @@ def test_mva_of_machines_and_repairmen(n: int, servers: int, think_s: float) -> 
     assert residence[0] == pytest.approx(queue / busy, rel=1e-9)
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@examples(50)
 @given(
     n=st.integers(1, 12),
     demands=st.lists(st.floats(0.1, 5.0), min_size=1, max_size=4),
@@ -205,7 +206,7 @@ def test_confidence_intervals_hold_what_they_promise() -> None:
 # -- the engine: deterministic service -------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@examples(40)
 @given(
     n=st.integers(1, 6),
     think_s=st.integers(0, 8),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sympy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import InputError, build_graph
@@ -29,12 +29,13 @@ from perfmodel.theory.queueing import (
 from tests import queueing
 from tests.jobs import cluster, job, workload
 from tests.queueing import multiclass_mva
+from tests.settings import examples
 from tests.theory import test_queueing
 
 ROUNDING = 1e-9
 """Relative: what is added up in another order."""
 
-few = settings(derandomize=True, deadline=None, max_examples=60)
+few = examples(60)
 demands = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=4)
 thinking = st.sampled_from([0.0, 0.5, 3.0, 20.0])
 servers = st.lists(st.integers(1, 4), min_size=4, max_size=4)

@@ -518,6 +518,7 @@ def test_step_times_are_met(folder: Path) -> None:
     assert groups["dl2/dnn"]["p90"] < 0.35
 
 
+@pytest.mark.slow
 def test_the_fits_are_those_of_the_runs(folder: Path) -> None:
     entries = dl2.entries_of(folder)
     kept = fitted.read("dl2", dl2.Entry)

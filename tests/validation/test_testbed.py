@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -15,7 +16,7 @@ from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
 from benchmarks.accuracy.targets import TARGETS
-from perfmodel import InputError, predict
+from perfmodel import InputError, Job, Prediction, predict
 from tests.measured import measured
 
 
@@ -106,6 +107,7 @@ def test_unequal_parts_are_what_makes_many_senders_slow(folder: Path, found: lis
             assert abs(case.error) < 0.05
 
 
+@pytest.mark.slow
 def test_the_fits_are_those_of_the_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +161,7 @@ def run(
         **ARCHITECTURES[arch],
         **more,
     }
-    step_s = predict(testbed.job_of(config, NET, [])).iteration_s * factor
+    step_s = predicted(testbed.job_of(config, NET, [])).iteration_s * factor
     measured = {"iter_s_mean": step_s, "idle_frac_mean": 0.3, "staleness": None}
     return {"config": config, "net": NET, "meas": measured}
 
@@ -170,16 +172,29 @@ def made(to: Path, found: list[dict[str, Any]]) -> Path:
     return to
 
 
+@pytest.fixture(autouse=True)
+def each_job_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testbed, "predict", predicted)
+
+
+@functools.cache
+def predicted(job: Job, **options: Any) -> Prediction:
+    return predict(job, **options)
+
+
 def steps(folder: Path) -> list[Case]:
     return [case for case in testbed.cases(folder) if ":" not in case.group]
 
 
-EVERY = [run(arch, sync, workers=8) for arch, sync in testbed.GROUPS]
+@functools.cache
+def every() -> list[dict[str, Any]]:
+    """A run of each group. Whoever changes one works on a copy."""
+    return [run(arch, sync, workers=8) for arch, sync in testbed.GROUPS]
 
 
 def test_runs_of_a_new_dnn_are_predicted(tmp_path: Path) -> None:
     """Without any gloo.jsonl, at a rate and with a DNN that nothing was learnt from."""
-    found = steps(made(tmp_path, EVERY))
+    found = steps(made(tmp_path, every()))
     assert [case.group for case in found] == list(testbed.GROUPS.values())
     for case in found:
         assert case.error == pytest.approx(0.0, abs=1e-9)
@@ -202,7 +217,7 @@ def test_canary_a_run_that_takes_longer_is_an_error(tmp_path: Path) -> None:
 def test_plain_baselines_by_hand(tmp_path: Path) -> None:
     bytes_per_s = 0.956 * RATE / 8.0
     once = 4 * 251_015 / bytes_per_s
-    by_group = {c.group: c.others["plain alpha-beta"] for c in steps(made(tmp_path, EVERY))}
+    by_group = {c.group: c.others["plain alpha-beta"] for c in steps(made(tmp_path, every()))}
     expected = {
         "testbed/ring": 0.18 + 2.0 * 7.0 / 8.0 * once,
         "testbed/ps_bsp": 0.18 + 2.0 * 8.0 * once,
@@ -229,11 +244,11 @@ def test_slow_links_and_many_workers_widen_intervals(tmp_path: Path) -> None:
 def test_what_cannot_be_predicted_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    new, broken, failed = (json.loads(json.dumps(EVERY[0])) for _ in range(3))
+    new, broken, failed = (json.loads(json.dumps(every()[0])) for _ in range(3))
     new["config"]["arch"] = "pipeline"
     del broken["config"]["layers"]
     del failed["meas"]["iter_s_mean"]
-    assert len(steps(made(tmp_path, [*EVERY, new, broken, failed]))) == len(EVERY)
+    assert len(steps(made(tmp_path, [*every(), new, broken, failed]))) == len(every())
     assert capsys.readouterr().err == (
         "left out: pipeline bsp\n"
         "left out: line 11 of results.jsonl: 'layers' is missing or wrong\n"
@@ -259,15 +274,15 @@ def test_what_cannot_be_predicted_is_named(
 def test_wrong_numbers_are_named(
     tmp_path: Path, part: str, name: str, value: object, message: str
 ) -> None:
-    wrong = json.loads(json.dumps(EVERY[0]))
+    wrong = json.loads(json.dumps(every()[0]))
     wrong[part][name] = value
     with pytest.raises(InputError) as error:
-        testbed.cases(made(tmp_path, [EVERY[1], wrong]))
+        testbed.cases(made(tmp_path, [every()[1], wrong]))
     assert str(error.value).endswith(f"results.jsonl: line 2: {message}")
 
 
 def test_a_line_that_breaks_off_is_named(tmp_path: Path) -> None:
-    folder = made(tmp_path, EVERY[:2])
+    folder = made(tmp_path, every()[:2])
     text = (folder / "results.jsonl").read_text().rstrip()
     (folder / "results.jsonl").write_text(text[:-20])
     with pytest.raises(InputError, match=r"results\.jsonl: line 2: not JSON"):
@@ -276,7 +291,7 @@ def test_a_line_that_breaks_off_is_named(tmp_path: Path) -> None:
 
 def test_a_run_may_lack_what_is_not_needed(tmp_path: Path) -> None:
     """Windows line ends, no totals, no seed, nothing measured but the step."""
-    bare = json.loads(json.dumps(EVERY))
+    bare = json.loads(json.dumps(every()))
     for one in bare:
         one["meas"] = {"iter_s_mean": one["meas"]["iter_s_mean"]}
         for name in ("fwd_s", "bwd_s", "tag", "rates_bps"):
@@ -328,7 +343,7 @@ def test_fewer_dnns_make_wider_intervals() -> None:
 
 
 def test_jobs_are_those_of_the_runs(tmp_path: Path) -> None:
-    folder = made(tmp_path, EVERY)
-    for (model, job, step_s), run_ in zip(testbed.jobs(folder), EVERY, strict=True):
+    folder = made(tmp_path, every())
+    for (model, job, step_s), run_ in zip(testbed.jobs(folder), every(), strict=True):
         assert (model, job.workers) == ("vgg", 8)
         assert step_s == run_["meas"]["iter_s_mean"]

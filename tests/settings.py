@@ -1,0 +1,29 @@
+"""How many examples a property test draws: so many, or in proportion in a longer profile."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+FIXED, LONG = "fixed", "long"
+"""Profiles: the same examples each time; twenty times as many, other ones each time."""
+
+FIXED_EXAMPLES = 100
+
+settings.register_profile(
+    FIXED,
+    max_examples=FIXED_EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    LONG, settings.get_profile(FIXED), max_examples=20 * FIXED_EXAMPLES, derandomize=False
+)
+
+
+def examples(count: int) -> settings:
+    """Settings of a test that draws ``count`` examples in the profile ``fixed``.
+
+    Other profiles draw more by as much as their ``max_examples`` is above FIXED_EXAMPLES.
+    """
+    return settings(max_examples=max(1, count * settings().max_examples // FIXED_EXAMPLES))
