@@ -1,4 +1,4 @@
-"""What a fit says of itself: estimates with their intervals, and what the fit misses."""
+"""Estimates with their intervals, and residuals of a fit."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Residuals(msgspec.Struct, frozen=True):
         return cls(float(np.median(sizes)), float(np.quantile(sizes, 0.9)), float(sizes.max()))
 
 
-Told = Literal["told", "not apart", "as before"]
-"""What measurements say of a parameter: itself; only together with others; or nothing."""
+Status = Literal["identified", "confounded", "not identified"]
+"""Whether measurements determine a parameter: alone; only together with others; or not at all."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +45,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     unit : SI; empty for a fraction or a factor.
     was : its value before.
     low, high : its 90 % interval.
-    told : whether the measurements tell it.
-    note : what else there is to say; may be empty.
+    status : whether the measurements determine it.
+    note : a remark; may be empty.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     low: float
     high: float
-    told: Told = "told"
+    status: Status = "identified"
     note: str = ""
 
 

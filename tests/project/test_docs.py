@@ -44,7 +44,7 @@ from perfmodel.measuring.measurements import SCHEMA as MEASUREMENTS_SCHEMA
 from perfmodel.measuring.measurements import Measurements
 from perfmodel.results.prediction import Prediction
 from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA
-from perfmodel.validation.cases import Case, CaseJob, Cases, Measured
+from perfmodel.validation.cases import Case, CaseJob, Cases, MeasuredValues
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -259,7 +259,7 @@ def test_reference_pages_are_complete() -> None:
     assert _missing("json-output.md", _fields(Prediction)) == []
     assert _missing("workload-file.md", _fields(Profile)) == []
     assert _missing("job-file.md", _fields(JobFile)) == []
-    in_cases = [f for s in (Case, Measured) for f in s.__struct_fields__]
+    in_cases = [f for s in (Case, MeasuredValues) for f in s.__struct_fields__]
     in_cases += [f for f in CaseJob.__struct_fields__ if f not in JobFile.__struct_fields__]
     assert _missing("cases-file.md", in_cases) == []
     described = set(_fields(Source))  # in workload-file.md, to which the others link

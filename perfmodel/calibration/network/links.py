@@ -121,7 +121,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
     found = [each.value for each in (latency, per_byte, *rest)]
     predicted = _design(every, bool(trains)) @ np.array(found)
 
-    both, crowd = [], []
+    both, slowdowns = [], []
     for m in measurements:
         senders = m.ranks - 1 if m.operation == "incast" else 1
         moving_s = senders * m.bytes * per_byte.value
@@ -131,7 +131,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
         if m.operation == "duplex":
             both += [moving_s / each for each in late]
         elif m.operation == "incast":
-            crowd += [each / moving_s for each in late]
+            slowdowns += [each / moving_s for each in late]
     return LinkFit(
         latency_s=latency,
         bandwidth_bytes_per_s=Estimate(
@@ -141,7 +141,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
         ),
         per_message_s=rest[0] if rest else None,
         duplex_fraction=median_interval(both)[0] if both else None,
-        incast_factor=median_interval(crowd)[0] if crowd else None,
+        incast_factor=median_interval(slowdowns)[0] if slowdowns else None,
         bytes=(min(sizes), max(sizes)),
         residuals=Residuals.of(predicted / _medians(every) - 1.0),
     )
