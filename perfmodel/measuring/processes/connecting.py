@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from perfmodel.base.errors import InputError
 from perfmodel.measuring.processes.sockets import (
+    Closing,
     Connection,
     LostError,
     printable,
@@ -33,7 +33,7 @@ from perfmodel.measuring.processes.tokens import (
 )
 
 if TYPE_CHECKING:
-    from typing import Self
+    pass
 
 RETRY_S, ATTEMPT_S = 0.05, 5.0
 """Time between attempts to reach a process that does not listen yet, and limit of one attempt."""
@@ -95,7 +95,7 @@ class Visitor:
         return f"; said {bytes(self._said[:_QUOTED_BYTES])!r}"
 
 
-class Listener:
+class Listener(Closing):
     """Accepts connections of processes that know the run's token; ``host`` is an address of this
     machine.
 
@@ -180,14 +180,6 @@ class Listener:
         for one in list(self._visitors.values()):
             self._drop(one, one.late("before all were there"))
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _let_in(self, peer: str) -> None:
         """Accept one more visitor, and send it a challenge."""

@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +23,7 @@ from perfmodel.measuring.processes import torchrun
 from perfmodel.measuring.processes.connecting import HANDSHAKE_S, Listener, connect
 from perfmodel.measuring.processes.interfaces import address_of
 from perfmodel.measuring.processes.ranks import EVERYWHERE, Place
-from perfmodel.measuring.processes.sockets import Connection, LostError, printable, ready
+from perfmodel.measuring.processes.sockets import Closing, Connection, LostError, printable, ready
 from perfmodel.measuring.processes.tokens import Token, given_token, own_token
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class Welcome(msgspec.Struct):
     nodes: list[int]
 
 
-class Group:
+class Group(Closing):
     """This process as a member of a group (:func:`meet`).
 
     Attributes
@@ -146,14 +145,6 @@ class Group:
         """End all connections."""
         for one in (*self.control.values(), *self.links.values()):
             one.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def meet(

@@ -37,7 +37,23 @@ class LostError(PerfmodelError, ConnectionError):
     """Another process has disconnected, does not answer, or never connected."""
 
 
-class Connection:
+class Closing:
+    """A context manager that calls its ``close`` at the end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release what it holds."""
+        raise NotImplementedError
+
+
+class Connection(Closing):
     """One end of a TCP connection; ``peer`` is the name of the other end, at ``address``, in
     errors.
 
@@ -136,14 +152,6 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _some(self, count: int) -> int:
         if not count:
