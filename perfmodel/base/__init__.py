@@ -1,1 +1,1 @@
-"""What every room uses: errors, units, files, tables, and quantities that may be symbols."""
+"""Used by all packages: errors, units, files, tables, and quantities that may be symbols."""

@@ -1,4 +1,4 @@
-"""What a mistake says: one line with place, value, what is allowed, and the nearest name."""
+"""Errors of users' mistakes: one line with place, value, what is allowed, and the nearest name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from perfmodel.base.limits import MOST_WHOLE, SPEED, limits_of
 
 LONGEST_QUOTE, LONGEST_MESSAGE = 100, 4000
-"""Characters that a message quotes in one piece, and has in all; what is longer is cut."""
+"""Most characters of a quote, and of a message; longer ones are cut."""
 
 _QUOTE = re.compile(r"""(?<!\w)(['"])(.*?)\1(?!\w)""")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 def plain(text: str) -> str:
     r"""The text with control characters as escapes, but for tabs and line breaks.
 
-    Printed raw they may do anything to a terminal.
+    Printed raw they could change the state of a terminal.
 
     >>> print(plain("a\x1b[2Jb"))
     a\x1b[2Jb
@@ -34,7 +34,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def message(text: str) -> str:
-    """What an error says: one line without control characters, with long quotes cut."""
+    """Text of an error: one line without control characters, with long quotes cut."""
     quotes_cut = _QUOTE.sub(
         lambda m: f"{m[1]}{_cut(m[2], LONGEST_QUOTE)}{m[1]}" if len(m[2]) > LONGEST_QUOTE else m[0],
         _cut(text, 2 * LONGEST_MESSAGE),
@@ -54,7 +54,7 @@ class InputError(PerfmodelError, ValueError):
 
 
 class TooLargeError(InputError):
-    """A job takes more to simulate than is allowed; the text says what, and how to go on."""
+    """A job exceeds a limit of simulation; the text says which, and what to do."""
 
 
 class DeadlockError(PerfmodelError, RuntimeError):
@@ -96,14 +96,15 @@ def number(
 ) -> float:
     """Return ``value`` as a float if it is a finite number in range, else raise InputError.
 
-    This is the one place where NaN, infinities, negatives and non-numbers are turned away, and what
-    is beyond the limits of its unit (:func:`perfmodel.base.limits.limits_of`): ``at_most`` is that
-    of the unit where it is not given, and so is what a number that is ``above`` zero must reach.
+    This is the one place where NaN, infinities, negatives, non-numbers and values beyond the limits
+    of their unit (:func:`perfmodel.base.limits.limits_of`) are rejected. The limits of the unit
+    apply if ``at_most`` is not given, and to the least value of a number that must be ``above``
+    zero.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{name}: expected a number, got {_cut(repr(value), LONGEST_QUOTE)}")
     most = at_most
-    if most is None and value > 1e9:  # the smallest of these limits
+    if most is None and value > 1e9:  # the smallest upper limit of any unit
         most = limits_of(name).most
     if isinstance(value, int) and abs(value) >= 2**1000:  # more than a float can be
         if value > 0:
@@ -129,7 +130,7 @@ def numbers(name: str, values: Sequence[object]) -> None:
 
 
 def speed_ratio(name: str, value: object) -> float:
-    """Return how many times faster or slower a device is, if that can be, else raise InputError."""
+    """Return a ratio of speeds of two devices if it is plausible, else raise InputError."""
     number(name, value, above=0.0)
     return number(name, value, at_least=SPEED.least, at_most=SPEED.most)
 
@@ -146,6 +147,6 @@ def whole_number(name: str, value: object, *, at_least: int = 1, at_most: int = 
 
 
 def _figures(value: int) -> str:
-    """A whole number, or how long it is."""
+    """A whole number as text, or its number of digits."""
     digits = int(value.bit_length() * math.log10(2.0)) + 1
     return str(value) if digits <= 30 else f"a number of {digits} digits"

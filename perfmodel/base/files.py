@@ -25,7 +25,7 @@ K = TypeVar("K")
 T = TypeVar("T", bound=msgspec.Struct)
 
 MOST_BYTES = 64 * 10**6
-"""Size of an input file; more is taken for a file of another kind."""
+"""Largest input file; a larger one cannot be meant."""
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
 _NOT_A_CHOICE = re.compile(r"Invalid enum value (?P<given>.*)")
@@ -48,13 +48,13 @@ def read(path: str | Path, kind: type[T], schema: str) -> T:
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """What a file holds.
+    """Contents of a file.
 
     Raises
     ------
     InputError : it cannot be read, or has more than ``most`` bytes.
     """
-    with _told(path, "read"), Path(path).open("rb") as file:
+    with _reported(path, "read"), Path(path).open("rb") as file:
         return beginning(file, most, str(path))
 
 
@@ -100,10 +100,10 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
 
 
 def ready(kind: K) -> K:
-    """``kind``, as msgspec can decode it in several threads at once.
+    """Return ``kind``, prepared so that msgspec can decode it in several threads at once.
 
-    msgspec builds what it knows of a type when it first decodes one, and is not made for two
-    threads that do so at the same time: the process may crash. So that happens here, in one thread.
+    msgspec analyses a type when it first decodes one. If two threads do so at the same time, the
+    process may crash, so it is done here first.
     """
     if kind not in _READY:
         with _BUILDING:
@@ -126,7 +126,7 @@ def write(path: str | Path, data: bytes) -> None:
     ------
     InputError : the place cannot be written.
     """
-    with _told(path, "write"):
+    with _reported(path, "write"):
         old = _status(path)
         if (old is not None and not stat.S_ISREG(old.st_mode)) or _of_a_process(path):
             with Path(path).open("wb", buffering=0) as file:
@@ -150,13 +150,13 @@ def write(path: str | Path, data: bytes) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Refuse a place that :func:`write` could not write, before work is done for it.
+    """Check that :func:`write` can write to a place, before any work is done for it.
 
     Raises
     ------
     InputError : it is a folder, or in no folder where files can be made.
     """
-    with _told(path, "write"):
+    with _reported(path, "write"):
         old = _status(path)
         if old is not None and stat.S_ISDIR(old.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -170,8 +170,8 @@ def check_writable(path: str | Path) -> None:
 
 
 @contextmanager
-def _told(path: str | Path, what: str) -> Iterator[None]:
-    """Tell what of a file fails; a name with a null byte is no OSError to Python."""
+def _reported(path: str | Path, what: str) -> Iterator[None]:
+    """Report failures as InputError; a name with a null byte is a ValueError in Python."""
     if not str(path):
         raise InputError(f"cannot {what}: the file has no name")
     try:
@@ -185,7 +185,7 @@ def _told(path: str | Path, what: str) -> Iterator[None]:
 
 
 def _status(path: str | Path) -> os.stat_result | None:
-    """What is there behind all links; None for nothing yet."""
+    """Status of a file, following links; None if it does not exist."""
     try:
         return Path(path).stat()
     except FileNotFoundError:
@@ -193,7 +193,7 @@ def _status(path: str | Path) -> os.stat_result | None:
 
 
 def _of_a_process(path: str | Path) -> bool:
-    """Whether a name stands for what a process has open, such as /dev/stdout."""
+    """Whether a name is that of an open file of a process, such as /dev/stdout."""
     return os.path.realpath(Path(path).parent).startswith(("/dev", "/proc"))
 
 

@@ -1,7 +1,7 @@
-"""What a quantity can physically be, by the unit that its name ends in.
+"""Plausible ranges of quantities, by the unit at the end of their names.
 
-The limits are wide: they only turn away what no computer or network ever does, and what would
-make sums overflow or clocks stand still.
+The limits are wide: they catch typing errors, and values for which sums would overflow or clocks
+stand still.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ LIMITS: Mapping[str, Limits] = {
     "flop": Limits(1.0, 1e24),
     "s": Limits(1e-12, 1e9),
 }
-"""By what the name of a quantity ends in; the longest ending counts."""
+"""By the ending of a quantity's name; the longest match counts."""
 
 PLAIN = Limits(1e-9, 1e9)
-"""Of numbers without a unit."""
+"""Limits of numbers without a unit."""
 
 SPEED = Limits(1e-4, 1e4)
-"""Of how many times faster or slower one device is than another of the same kind."""
+"""Limits of the ratio of speeds of two devices of the same kind."""
 
 MOST_WHOLE = 10**9
-"""Of a whole number that has no limit of its own."""
+"""Default limit of a whole number."""
 
 
 def limits_of(name: str) -> Limits:
@@ -58,7 +58,7 @@ def limits_of(name: str) -> Limits:
 
 @functools.cache
 def dimension_of(field: str) -> str | None:
-    """The dimension that a name's suffix promises, or None.
+    """The dimension given by a name's suffix, or None.
 
     >>> dimension_of("latency_s"), dimension_of("samples_per_s")
     ('s', None)

@@ -1,4 +1,4 @@
-"""Where a number comes from: sources of inputs, assumptions that were filled in, and the run."""
+"""Provenance of numbers: sources of inputs, assumptions, and the computation itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SourceKind = Literal["exact", "measured", "published", "estimated"]
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who says so.
+    """Source of a number.
 
     ``kind`` is *exact* (a definition), *measured* (by this project's profiler or by the user),
     *published* (a figure measured by others) or *estimated* (derived by a rule).
@@ -23,7 +23,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Assumption(msgspec.Struct, frozen=True):
-    """A value the user did not give: its name, value, SI unit ("" if none), and why this one."""
+    """A default that was used: its name, value, SI unit ("" if none), and the reason."""
 
     name: str
     value: float | int | str | bool | None
@@ -32,7 +32,7 @@ class Assumption(msgspec.Struct, frozen=True):
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """What made a result: enough to make it again."""
+    """Everything needed to reproduce a result."""
 
     perfmodel: str
     python: str

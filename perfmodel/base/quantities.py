@@ -1,7 +1,8 @@
 """Arithmetic that is the same on floats, on NumPy arrays and on SymPy symbols.
 
-Sums, products and quotients need no help; what does is here. A formula written with these is
-evaluated on numbers, broadcast over arrays, or read, differentiated and solved as a symbol.
+Sums, products and quotients work on all three; other operations are defined here. A formula written
+with them can be evaluated on numbers, broadcast over arrays, or read, differentiated and solved
+symbolically.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Quantity = Any
 """A float, an array of floats that broadcasts with the others, or a SymPy expression."""
 
 NO_SPREAD = 1e-9
-"""A coefficient of variation below this is none: times differ by rounding only."""
+"""A coefficient of variation below this counts as 0: times differ by rounding only."""
 
 
 def is_symbol(value: Quantity) -> bool:

@@ -17,7 +17,7 @@ from perfmodel.base.units import dimension_of, parse
 
 
 class TableRow(msgspec.Struct, frozen=True):
-    """A line of a table: where it stands, and its cells by column, without blanks around them."""
+    """A row of a table: its line in the file, and its cells by column, stripped of blanks."""
 
     table: str
     number_in_file: int
@@ -33,7 +33,7 @@ class TableRow(msgspec.Struct, frozen=True):
         return bool(self.cells.get(column))
 
     def text(self, column: str) -> str:
-        """What a cell says.
+        """Text of a cell.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""How far a predicted step may be off: what is not known of it, and the interval it lies in."""
+"""Uncertainty of a predicted step time, by origin, and its interval."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import msgspec
 from perfmodel.base.errors import number
 
 COVERAGE = 0.9
-"""Part of measured steps that an interval is to hold."""
+"""Fraction of measured steps that an interval should contain."""
 
 WIDTH = 1.6448536269514722
-"""Standard deviations on each side of a normal distribution's mean that hold :data:`COVERAGE`."""
+"""Half-width of the central :data:`COVERAGE` of a normal distribution, in standard deviations."""
 
 
 class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,7 +41,7 @@ class Uncertainty(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return math.hypot(*(getattr(self, name) for name in self.__struct_fields__))
 
     def interval(self, value: float) -> tuple[float, float]:
-        """Where a measured value lies in 9 of 10 cases, if ``value`` was predicted.
+        """Interval that contains a measured value in 9 of 10 cases, if ``value`` was predicted.
 
         >>> low, high = Uncertainty(measurement=0.03, model=0.04).interval(1.0)
         >>> round(low, 3), round(high, 3)

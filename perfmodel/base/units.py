@@ -1,4 +1,4 @@
-"""Where text becomes a number: quantities with units at the boundary, SI floats inside.
+"""Parsing and printing of quantities with units; SI floats are used everywhere else.
 
 Network rates are decimal (1 Gbps = 1e9 bit/s = 1.25e8 bytes/s); ``MiB`` and its kin are binary.
 Letter case matters, because ``b`` is a bit and ``B`` a byte.
@@ -89,7 +89,7 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
 
 
 def show(value: float, unit: str) -> str:
-    """Write an SI value the way people do, with four significant digits.
+    """Write an SI value with a suitable prefix and four significant digits.
 
     >>> show(1.25e9, "bytes_per_s"), show(0.00005, "s"), show(46758048, "bytes")
     ('10 Gbps', '50 us', '46.76 MB')

@@ -1,4 +1,4 @@
-"""What a fit says of itself: estimates with their intervals, and what the fit misses."""
+"""Estimates with their intervals, and residuals of a fit."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Residuals(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, errors: ArrayLike) -> Residuals:
-        """Of errors of either sign, at least one."""
+        """Summary of signed errors, at least one."""
         sizes = np.abs(np.asarray(errors, np.float64))
         return cls(float(np.median(sizes)), float(np.quantile(sizes, 0.9)), float(sizes.max()))
 
 
-Told = Literal["told", "not apart", "as before"]
-"""What measurements say of a parameter: itself; only together with others; or nothing."""
+Status = Literal["identified", "confounded", "not identified"]
+"""Whether measurements determine a parameter: alone; only together with others; or not at all."""
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +45,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     unit : SI; empty for a fraction or a factor.
     was : its value before.
     low, high : its 90 % interval.
-    told : whether the measurements tell it.
-    note : what else there is to say; may be empty.
+    status : whether the measurements determine it.
+    note : a remark; may be empty.
     """
 
     name: str
@@ -55,23 +55,24 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     low: float
     high: float
-    told: Told = "told"
+    status: Status = "identified"
     note: str = ""
 
 
 def folds(count: int, parts: int) -> list[NDArray[np.int64]]:
-    """``count`` things at random in so many parts, as equal as can be; the same every time."""
+    """Random partition of ``count`` indices into parts of almost equal size; deterministic."""
     order = np.random.Generator(np.random.Philox(0)).permutation(count)
     return [np.sort(part) for part in np.array_split(order, min(parts, count))]
 
 
 def median_interval(values: Sequence[float], coverage: float = 0.9) -> tuple[Estimate, float]:
-    r"""The median, and the narrowest two of the values that hold it with this probability or more.
+    r"""The median, the narrowest interval between two of the values that contains it with at least
+    this probability, and that probability.
 
-    Whatever the distribution, the k-th smallest and the k-th greatest of n values hold the median
+    For any distribution, the k-th smallest and the k-th greatest of n values contain the median
     with probability :math:`1 - 2^{1-n} \sum_{i<k} \binom{n}{i}` (David, Nagaraja, "Order
-    Statistics", 2003, section 7.1). Where even the first and the last do so more rarely, it is
-    these two. The probability comes second.
+    Statistics", 2003, section 7.1). If even the least and greatest value do so less often, these
+    two are returned.
 
     >>> median_interval([3.0, 1.0, 2.0])
     (Estimate(value=2.0, low=1.0, high=3.0), 0.75)

@@ -14,7 +14,7 @@ COMPILED = False
 """True in compiled code."""
 KIND = 1 << 32
 """A timer is encoded as its kind times this, plus its op."""
-CROWD = 256
+FEWEST_IN_HEAP = 256
 """No prefetching for smaller heaps: their data stays in the cache."""
 EDGES_IN_LINE = 8
 """Edges per cache line."""
@@ -52,7 +52,7 @@ def expect(w: World, op: Id) -> None:
 def look_past_timer(w: World) -> None:
     """Prefetch for the next timers, row by row of the heap, after the first was removed."""
     s, whats = w.state[0], w.timer_what
-    if s.timers < CROWD:
+    if s.timers < FEWEST_IN_HEAP:
         return
     for k in range(3, 7):
         prefetch_op(w, whats[k] & (KIND - 1))
@@ -64,7 +64,7 @@ def look_past_timer(w: World) -> None:
 def look_past_flow(w: World, pool: Id) -> None:
     """Prefetch for the next transfers of a pool, row by row, before the first is removed."""
     p = w.pools[pool]
-    if p.n < CROWD:
+    if p.n < FEWEST_IN_HEAP:
         return
     for k in range(p.first + 7, p.first + 15):
         prefetch_route(w, w.members[k])

@@ -1,1 +1,1 @@
-"""Measuring a network, and real training on it, as processes of their own."""
+"""Measures a network, and real training on it, in separate processes."""

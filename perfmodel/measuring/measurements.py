@@ -1,4 +1,4 @@
-"""What a network was seen to do: measured times of messages and collectives."""
+"""Measured times of messages and collectives of a network."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ COLLECTIVES: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatte
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """An operation on ``bytes`` bytes, ``seconds`` (repetitions,) as long as it took each time.
+    """An operation on ``bytes`` bytes, with the ``seconds`` of each repetition (repetitions,).
 
     - *ping_pong*: half of a round trip between two ranks, ``bytes`` each way.
     - *stream*: ``bytes`` sent at once from one rank to another, until it has them all.
-    - *messages*: ``count`` messages of ``bytes`` each, one behind the other, until all are there.
+    - *messages*: ``count`` messages of ``bytes`` each, back to back, until all have arrived.
     - *duplex*: two ranks that both send ``bytes`` to each other, until both have them.
     - *incast*: all ``ranks`` but one send ``bytes`` each to the last at once.
     - collectives among ``ranks``: *all_reduce* and *broadcast* of ``bytes`` bytes in each rank,
@@ -64,10 +64,10 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a measurement file holds (schema ``perfmodel.measurements/1``).
+    """Contents of a measurement file (schema ``perfmodel.measurements/1``).
 
-    ``backend`` is what moved the bytes: *tcp* (plain sockets), *gloo* or *nccl*. ``nodes`` says on
-    which node each rank was, by number from 0; empty for a node each.
+    ``backend`` is *tcp* (plain sockets), *gloo* or *nccl*. ``nodes`` has the node of each rank,
+    numbered from 0; empty if each rank has its own.
     """
 
     schema: Literal["perfmodel.measurements/1"] = "perfmodel.measurements/1"

@@ -16,7 +16,7 @@ PLACES = {
     ("backward", "optimizer"): "before optimizer",
     ("optimizer", "end"): "after optimizer",
 }
-"""Where other work is, in words; any other place is *elsewhere*."""
+"""Names of places of other work; any other place is *elsewhere*."""
 
 
 class Average(NamedTuple):
@@ -39,12 +39,12 @@ class Average(NamedTuple):
 
     @property
     def all_other_s(self) -> float:
-        """Other work at all places."""
+        """Other work in total."""
         return sum(self.other_s.values())
 
     @property
     def places(self) -> str:
-        """Where other work is, the most of it first, in words."""
+        """Places of other work, largest first, as text."""
         ranked = sorted(self.other_s.items(), key=lambda item: -item[1])
         return ", ".join(f"{seconds / self.all_other_s:.0%} {place}" for place, seconds in ranked)
 

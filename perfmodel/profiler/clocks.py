@@ -1,7 +1,7 @@
 """Clocks: marks of moments, of the host or in the stream of a CUDA device, read later.
 
-A step is cut into parts by marks. Taking one must cost next to nothing, so it is read only after
-the step: on a CUDA device the work that is marked is queued, and waiting for it would stop it.
+A step is divided into parts by marks. Taking one must be cheap, so marks are read only after the
+step: on a CUDA device the work is queued, and waiting for it would stall the queue.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from perfmodel.profiler.libraries import import_torch
 
 
 class Clock(Protocol):
-    """Marks moments, and reads marks once they have come to pass."""
+    """Takes marks, and reads them once they have passed."""
 
     @property
     def mark(self) -> Callable[[], Any]:
-        """Takes a mark of the present moment; what a hook calls."""
+        """Function that takes a mark of the current moment; called by hooks."""
 
     def passed(self, mark: Any) -> bool:
         """Whether a mark can be read without waiting."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds of each mark since the first; waits for the last. The marks are given back."""
+        """Seconds of each mark since the first; waits for the last. The marks are recycled."""
 
     def finish(self) -> None:
         """Wait for all the work that was given to the device."""
@@ -37,7 +37,7 @@ class CpuClock:
         self.mark = now_ns
 
     def passed(self, mark: int) -> bool:
-        """Always: the host does not run ahead of itself."""
+        """Always true on the host."""
         return True
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
@@ -45,7 +45,7 @@ class CpuClock:
         return [(mark - marks[0]) * 1e-9 for mark in marks]
 
     def finish(self) -> None:
-        """Nothing is left to wait for."""
+        """Nothing to wait for."""
 
 
 class CudaClock:
@@ -67,7 +67,7 @@ class CudaClock:
         return event
 
     def passed(self, mark: Any) -> bool:
-        """Whether the device has come to the event."""
+        """Whether the device has reached the event."""
         return bool(mark.query())
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:

@@ -1,8 +1,8 @@
-"""The layers of a model, found by watching one training step of it.
+"""Finds the layers of a model by observing one training step.
 
-A *layer* is a module that owns parameters whose gradients the step makes. Whatever else the model
-does, such as activations, pooling, additions and frozen modules, is folded into the layer before
-it, so that the times of all layers add up to those of the passes.
+A *layer* is a module that owns parameters with gradients in the step. Everything else, such as
+activations, pooling, additions and frozen modules, is included in the preceding layer, so that the
+times of all layers add up to those of the passes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from perfmodel.base.errors import InputError
 from perfmodel.profiler.libraries import import_torch
 
 NAMED = 3
-"""How many names a note gives at most."""
+"""Most names in a note."""
 
 
 @dataclass
 class FoundLayer:
-    """A layer; its parameters have names and bytes of their gradients.
+    """A layer, with the names of its parameters and the bytes of their gradients.
 
     ``flop`` and ``activation_bytes`` are those of the whole step. Flop: two for a multiply-add of
     convolutions, matrix products and attention; of other modules two for an element they put out,
@@ -42,15 +42,15 @@ class FoundLayer:
 
 @dataclass(frozen=True)
 class InspectedStep:
-    """What a step showed.
+    """Observations of a step.
 
     Attributes
     ----------
-    layers : such that their gradients are ready in the reverse order.
-    tops : modules that the user's loop calls, mostly the model alone.
+    layers : in an order such that their gradients are ready in reverse order.
+    tops : modules that the user's loop calls, usually only the model.
     samples : first dimension of the first tensor that the first forward pass took; 0 if none.
     precision : type of the parameters, or *mixed* under autocast to 16 bits.
-    notes : what is peculiar, for people.
+    notes : remarks for the user.
     """
 
     layers: list[FoundLayer]
@@ -71,9 +71,9 @@ class _Call:
 
 @dataclass
 class Inspection:
-    """Watches a model from ``begin`` to ``end``, in which one step is done.
+    """Observes one step of a model, from ``begin`` to ``end``.
 
-    Forward passes that are done again during a backward pass (checkpointing) do not count.
+    Forward passes recomputed during a backward pass (checkpointing) are ignored.
     """
 
     model: Any
@@ -111,7 +111,7 @@ class Inspection:
         self._stack.close()
 
     def found(self) -> InspectedStep:
-        """What was seen.
+        """The observations.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Inspection:
             self._stop_counting()
 
     def _open(self, module: Any, args: Any, kwargs: Any) -> None:
-        """A forward pass begins; what it takes in is not of its making."""
+        """A forward pass begins; its inputs are not its own activations."""
         self._tops.setdefault(module)
         self._samples = self._samples or samples_of(args, kwargs)
         for tensor in [*tensors((args, kwargs)), *self.model.parameters(), *self.model.buffers()]:
@@ -185,7 +185,7 @@ class Inspection:
         if self.paused:
             return
         gradient = parameter.grad
-        self._ready.pop(parameter, None)  # so that it goes to the end
+        self._ready.pop(parameter, None)  # so that it sorts last
         self._ready[parameter] = int(gradient.numel() * gradient.element_size())
 
     def _add_flop(self, flop: float) -> None:
@@ -198,9 +198,9 @@ class Inspection:
                 self._calls[-1].activation_bytes += tensor.numel() * tensor.element_size()
 
     def _know(self, tensor: Any) -> bool:
-        """Remember a tensor's storage, without keeping it; whether it is new.
+        """Record a tensor's storage by a weak reference; whether it is new.
 
-        As long as it is remembered its address is not used for another.
+        Addresses of recorded storages are not reused while they are alive.
         """
         try:
             storage = self._reference(tensor.untyped_storage())
@@ -212,10 +212,10 @@ class Inspection:
         return True
 
     def _owners(self) -> list[FoundLayer]:
-        """Layers by the order in which they first ran.
+        """Layers in the order of their first call.
 
-        A parameter belongs to the first module that ran and owns it. One whose module never ran
-        itself (another used it) goes to the nearest module around it that did.
+        A parameter belongs to the first called module that owns it. If its module was never called
+        itself, it belongs to the nearest called module that contains it.
         """
         names = {module: name for name, module in self.model.named_modules()}
         own: dict[Any, list[tuple[str, Any, int]]] = {module: [] for module in self._ran}
@@ -290,7 +290,7 @@ def samples_of(args: Any, kwargs: Any) -> int:
 
 
 def _around(name: str) -> Iterator[str]:
-    """Names of the modules around one, from the inside out."""
+    """Names of the modules that contain one, from the inside out."""
     while name:
         name = name.rpartition(".")[0]
         yield name
@@ -301,20 +301,20 @@ def _some(names: list[str]) -> str:
 
 
 def _is_unit(module: Any) -> bool:
-    """Whether a module owns parameters or holds no others: what work is counted by."""
+    """Whether a module owns parameters or contains no others: the unit of counting work."""
     owner = next(module.parameters(recurse=False), None) is not None
     return owner or next(module.children(), None) is None
 
 
 def _works_by_element(module: Any) -> bool:
-    """Whether a module is taken to do two operations for an element it puts out."""
+    """Whether a module is assumed to do two operations per output element."""
     torch = import_torch()
     owner = next(module.parameters(recurse=False), None) is not None
     return owner and not isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
 
 
 def _autocast_name(model: Any) -> str:
-    """What autocast computes in now, *mixed* for 16 bits; empty where it is off."""
+    """Current autocast type, *mixed* for 16 bits; empty if it is off."""
     torch = import_torch()
     if not hasattr(torch, "get_autocast_dtype"):  # before torch 2.4
         return ""
@@ -331,7 +331,7 @@ def _type_name(dtype: Any) -> str:
 
 
 def _flop_counter(add: Callable[[float], None]) -> AbstractContextManager[Any]:
-    """While it is entered, operations that PyTorch counts flop of are reported to ``add``."""
+    """Context in which operations with flop counts in PyTorch are reported to ``add``."""
     torch = import_torch()
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry

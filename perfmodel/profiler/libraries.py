@@ -1,7 +1,7 @@
 """Models by name: of torchvision, of transformers, or made by the user's own function.
 
-Nothing here is imported before it is asked for. What a library needs beyond that, such as options
-without which its models cannot be trained in a plain loop, is said where the model is made.
+Libraries are imported on first use. Special options, such as those needed to train a model in a
+plain loop, are set where the model is made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfmodel.base.errors import InputError, nearest, unknown_name
 FORMS = "torchvision:NAME, transformers:NAME or package.module:function"
 
 TOKENS = 128
-"""Length of a made-up text, where nobody says it."""
+"""Default length of a random text."""
 
 IMAGE = (3, 224, 224)
 LARGER_IMAGE = (3, 299, 299)
@@ -29,7 +29,7 @@ PLAIN: Mapping[str, dict[str, bool]] = {
     "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": False},
 }
-"""Options of torchvision's models: without auxiliary heads, and without their slow random start."""
+"""Options of torchvision's models: without auxiliary heads, and without slow initialisation."""
 
 TRANSFORMERS: Mapping[str, tuple[str, str, dict[str, int]]] = {
     "bert-base": ("BertForMaskedLM", "BertConfig", {}),
@@ -59,11 +59,11 @@ Unsupervised Multitask Learners", 2019, table 2.
 
 
 class Built(NamedTuple):
-    """A model and what is known of it.
+    """A model and its properties.
 
-    ``input_shape`` is that of one sample's input, None where nobody knows; ``tokens`` the size of
-    the vocabulary of a model that takes token numbers, 0 for one that takes real numbers.
-    ``text`` says where the model's definition is from.
+    ``input_shape`` is that of one sample's input, None if unknown; ``tokens`` the size of the
+    vocabulary of a model that takes token numbers, 0 for one that takes real numbers. ``text`` is
+    the origin of the model's definition.
     """
 
     model: Any
@@ -172,10 +172,10 @@ def _torchvision(name: str) -> Built:
 
 
 def _import_torchvision() -> Any:
-    """Import torchvision, also one whose compiled operators do not fit the installed torch.
+    """Import torchvision, even if its compiled operators do not match the installed torch.
 
-    Such a one insists at import on operators that no classification model calls; then they are
-    declared, without a body.
+    In that case its import requires operators that no classification model calls; they are declared
+    without a body.
     """
     torch = import_torch()
     try:

@@ -1,4 +1,4 @@
-"""Hooks that mark what happens in a training step, and nothing more."""
+"""Hooks that only take marks of the events in a training step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.profiler.steps import Kind, Mark
 
 
 class Marks:
-    """The marks of the step under way; hooks can be installed and removed at any time."""
+    """The marks of the current step; hooks can be installed and removed at any time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class Marks:
         self._marks.append((kind, number, self._clock.mark()))
 
     def taken(self) -> list[Mark]:
-        """The marks so far, which are forgotten."""
+        """Return the marks so far, and clear them."""
         found = self._marks[:]
         self._marks.clear()
         self.updates = 0
@@ -55,7 +55,7 @@ class Marks:
             self._stack.callback(optimizer.register_step_post_hook(updated).remove)
 
     def watch(self, found: InspectedStep) -> None:
-        """Install hooks on what a step of the model was seen to use."""
+        """Install hooks on the layers found in a step."""
         add, mark = self._marks.append, self._clock.mark
         number = import_torch()._C._current_graph_task_id
         recomputing = in_backward()

@@ -1,4 +1,4 @@
-"""By how much measuring lengthens a step: equal steps with and without hooks, in alternation."""
+"""Overhead of measuring: steps with and without hooks, in alternation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from perfmodel.base.errors import InputError
 
 CONFIDENCE = 0.95
 FEWEST_PAIRS = 6
-"""Below, not even the least and the greatest of the pairs enclose the median that surely."""
+"""With fewer pairs, even their least and greatest are not a 95 % interval of the median."""
 
 
 class Overhead(NamedTuple):
-    """By which fraction steps with hooks were longer: median of all pairs, and its interval.
+    """Relative overhead of hooks: median of all pairs, and its interval.
 
     Of ``FEWEST_PAIRS`` pairs or more, ``low`` to ``high`` is a 95 % interval of the median by
-    order statistics (David, Nagaraja, "Order Statistics", 2003, section 7.1); of fewer it is all
-    that was seen.
+    order statistics (David, Nagaraja, "Order Statistics", 2003, section 7.1); for fewer it is the
+    range.
     """
 
     fraction: float
@@ -50,9 +50,9 @@ def overhead(hooked_s: Sequence[float], plain_s: Sequence[float]) -> Overhead:
 
 
 def _rank(pairs: int) -> int:
-    """From which pair, by size and from both ends, the interval reaches; 0 is the outermost.
+    """Rank of the pairs at the ends of the interval, from both ends; 0 is the outermost.
 
-    The median is below the pair of rank k with the chance that at most k of fair coins show heads.
+    The median is below the pair of rank k with the probability of at most k heads of fair coins.
     """
     rank, below = 0, 0.0
     while rank <= pairs // 2:

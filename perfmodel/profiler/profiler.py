@@ -1,4 +1,4 @@
-"""Profiler: two lines around a training loop, and a workload file comes out."""
+"""Profiler: measures any training loop with two added lines, and writes a workload file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Profiler:
-    """Measures the steps of a training loop, and what they are made of.
+    """Measures the steps of a training loop, and their parts.
 
     ::
 
@@ -37,7 +37,7 @@ class Profiler:
                 profiler.step()
         profiler.save("mine.json")
 
-    The first step finds the layers; it is slower and never counts. Hooks are gone once ``steps``
+    The first step finds the layers; it is slower and never counts. Hooks are removed once ``steps``
     steps have been measured, or the block is left, also by an error. Models compiled by
     ``torch.compile`` cannot be measured: hooks do not see inside them. It has this many parameters
     because most of them are written to the profile.
@@ -48,19 +48,19 @@ class Profiler:
     optimizer : a ``torch.optim.Optimizer``, or several.
     batch_size : samples of one step, of all its accumulated passes. None: the first dimension of
         the first tensor that the model takes, times the passes.
-    device_name : recorded as the device. None: *cpu*, or the name of the GPU.
+    device_name : name of the device in the profile. None: *cpu*, or the name of the GPU.
     steps : measured steps.
     warmup : steps before them, at least 1.
     accumulation : backward passes before one update. None: as many as there are; then ``step()``
         ends a step only where the optimiser has run since the last one.
     name, title : of the workload. None: the model's class.
-    definition : where the layers are from, as a source. None: the model's class.
+    definition : source of the layers. None: the model's class.
     description : text on hardware, software and data that opens the source of the timing.
     clock : None for the clock of the model's device.
 
     Raises
     ------
-    InputError : PyTorch is missing, or an argument is not as said.
+    InputError : PyTorch is missing, or an argument is invalid.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Profiler:
         )
         self.description = description
         self.overhead: Overhead | None = None
-        """By how much measuring lengthened a step; None until it was measured."""
+        """Overhead of measuring; None until it was measured."""
         self._model = model
         self._clock = clock or clock_for(first.device)
         self._marks = Marks(self._clock)
@@ -160,15 +160,15 @@ class Profiler:
         return self.measured >= self.steps
 
     def loading(self) -> AbstractContextManager[None]:
-        """Around the loading of data."""
+        """Context for loading data."""
         return self._span(Kind.LOAD)
 
     def copying(self) -> AbstractContextManager[None]:
-        """Around copies between host and device."""
+        """Context for copies between host and device."""
         return self._span(Kind.COPY)
 
     def loader(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches; the time to get each is loading."""
+        """Iterate over batches; the time to get each counts as loading."""
         found = iter(batches)
         while True:
             with self.loading():
@@ -180,7 +180,8 @@ class Profiler:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Around what is no part of training, such as validation: it is not counted, nor hooked."""
+        """Context for work outside of training, such as validation: it is neither counted nor
+        hooked."""
         if not self._running:
             yield
             return
@@ -213,8 +214,8 @@ class Profiler:
     def average(self) -> Average:
         """Means over the measured steps.
 
-        Steps of another number of samples or passes than most, such as a last incomplete batch,
-        are left out.
+        Steps whose number of samples or passes differs from that of most, such as a last incomplete
+        batch, are left out.
 
         Raises
         ------
@@ -224,7 +225,7 @@ class Profiler:
 
     @property
     def notes(self) -> list[str]:
-        """What is peculiar to the model or was taken for granted, for people."""
+        """Remarks on the model, and assumptions, for the user."""
         notes = list(self._found.notes) if self._found else []
         left_out = len(self._read) - len(self._usual())
         if left_out:
@@ -234,11 +235,11 @@ class Profiler:
         return notes
 
     def profile(self) -> Profile:
-        """What was measured, as a workload.
+        """The measurements as a workload.
 
         Raises
         ------
-        InputError : fewer than two steps were measured, or nobody says the batch size.
+        InputError : fewer than two steps were measured, or the batch size is unknown.
         """
         usual = self._usual()
         average, found = average_of(usual), self._found
@@ -317,7 +318,7 @@ class Profiler:
             self._inspection.paused = True
 
     def _stop(self) -> None:
-        """Remove all hooks; what is under way is not measured."""
+        """Remove all hooks; the current step is not measured."""
         self._running = False
         self._marks.remove()
         self._marks.taken()
@@ -326,7 +327,7 @@ class Profiler:
             self._inspection = None
 
     def _read_passed(self) -> None:
-        """Read the marks of steps that are over on the device, without waiting for any."""
+        """Read the marks of steps that have ended on the device, without waiting."""
         while self._waiting and self._clock.passed(self._waiting[0][-1][2]):
             self._read_one()
 
@@ -335,7 +336,7 @@ class Profiler:
         self._read.append((marks, self._clock.seconds([mark for _, _, mark in marks])))
 
     def _usual(self) -> list[StepTimes]:
-        """The measured steps that have as many samples and passes as most of them."""
+        """The measured steps with the most common number of samples and passes."""
         while self._waiting:
             self._read_one()
         layers = len(self._found.layers) if self._found else 0
@@ -346,7 +347,7 @@ class Profiler:
         return [step for step in steps if (step.samples, step.backwards) == usual]
 
     def _timed(self, step: Callable[[], Any], hooked: bool) -> float:
-        """Seconds of a step with the profiler's hooks and its work after it, or without."""
+        """Seconds of a step with the profiler's hooks and reading of marks, or without."""
         if hooked:
             self._hook()
         try:
@@ -360,7 +361,7 @@ class Profiler:
         return self._clock.seconds([start, end])[1]
 
     def _text(self, average: Average) -> str:
-        """What the source of the timing says."""
+        """Text of the timing's source."""
         text = f"{average.steps} steps after {self.warmup} warm-up steps"
         said = [f"{self.description}, {text}" if self.description else text]
         if self.overhead is not None:
@@ -370,7 +371,7 @@ class Profiler:
         return "; ".join([*said, *self.notes])
 
     def _state_fraction(self, found: InspectedStep) -> float:
-        """Bytes the optimisers keep of each parameter, over its own."""
+        """Bytes of optimiser state, as a fraction of the parameters."""
         parameters = [p for layer in found.layers for _, p, _ in layer.parameters]
         kept = 0
         for optimizer in self._optimizers:

@@ -1,4 +1,4 @@
-"""Workload files of what was measured: joined with what a file has, one layer a line."""
+"""Writes measured workloads to files, joined with existing timings, one layer per line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.inputs.profile import Layer, Profile, Timing, read_profile
 
 DIGITS = 6
-"""Significant digits of what is written."""
+"""Significant digits in files."""
 
 
 def save(path: str | Path, profile: Profile, *, append: bool = False) -> Profile:
@@ -46,7 +46,8 @@ def joined(old: Profile, new: Profile, name: str) -> Profile:
 
 
 def ordered(timings: list[Timing]) -> tuple[Timing, ...]:
-    """Measured ones first, by device, precision and batch size; the others as they were."""
+    """Measured timings first, by device, precision and batch size; then the others in their
+    order."""
     measured = [timing for timing in timings if timing.source.kind == "measured"]
     others = [timing for timing in timings if timing.source.kind != "measured"]
     return (*sorted(measured, key=_key), *others)
@@ -83,7 +84,7 @@ def dumped(profile: Profile) -> bytes:
 
 
 def _timing(entry: dict[str, Any]) -> str:
-    """The inside of a timing; lists, and what follows them, begin a line of their own."""
+    """Fields of a timing; lists, and the fields after them, begin a new line."""
     text, listed = "", False
     for key, value in entry.items():
         alone = isinstance(value, list | dict)

@@ -1,4 +1,4 @@
-"""From the marks of one step to its parts, which add up to the step by construction.
+"""Divides a step into parts by its marks; the parts add up to the step by construction.
 
 Each interval between two marks belongs to exactly one part:
 
@@ -10,7 +10,7 @@ Each interval between two marks belongs to exactly one part:
 - *other*, by place: between the major events *start*, *forward*, *backward*, *optimizer*, *end*.
   From forward to backward is the loss with its own gradient.
 
-Where nobody marked loading, what a step does before a forward pass counts as loading.
+Without marks of loading, time before a forward pass counts as loading.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 Place = tuple[str, str]
 
 LOADED: frozenset[Place] = frozenset({("start", "forward"), ("backward", "forward")})
-"""Places that are loading where it is not marked."""
+"""Places that count as loading where it is not marked."""
 
 
 class Kind(IntEnum):
-    """What a mark marks. The number that goes with it is in brackets."""
+    """Kind of a mark. The accompanying number is in brackets."""
 
     STEP = 0
     """Start, and later end, of the step."""
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     CLOSE = 3
     """A forward pass ended."""
     GRADIENT = 4
-    """A backward pass came to the model's output (a number that is the pass's own)."""
+    """A backward pass reached the model's output (number of the pass)."""
     READY = 5
     """A gradient is complete (index of its layer)."""
     UPDATE = 6
@@ -50,13 +50,13 @@ class Kind(IntEnum):
     COPY = 9
     """Copying begins."""
     PAUSE = 10
-    """What follows is no part of the step."""
+    """The following time is not part of the step."""
     END = 11
     """End of what LOAD, COPY or PAUSE began."""
 
 
 Mark = tuple[int, int, Any]
-"""Kind, number, and what the clock gave."""
+"""Kind, number, and the clock's mark."""
 
 
 class StepTimes(NamedTuple):
@@ -81,13 +81,13 @@ class StepTimes(NamedTuple):
 
     @property
     def device_s(self) -> float:
-        """The step but for loading data."""
+        """The step without loading data."""
         parts = sum(self.forward_s) + sum(self.backward_s) + sum(self.other_s.values())
         return parts + self.optimizer_s + self.copy_s
 
 
 def parts(marks: Sequence[Mark], seconds: Sequence[float], layers: int) -> StepTimes:
-    """Share a step among its parts.
+    """Divide a step into parts.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def parts(marks: Sequence[Mark], seconds: Sequence[float], layers: int) -> StepT
 
 
 class _Walk:
-    """The state of a walk along the marks of a step."""
+    """State while processing the marks of a step."""
 
     def __init__(self, layers: int) -> None:
         self.forward = [0.0] * layers
@@ -110,17 +110,17 @@ class _Walk:
         self.backwards = 0
         self.marked = False
         self.inside: list[Kind] = []
-        """Of UPDATE, LOAD, COPY and PAUSE: which have begun and not ended."""
+        """Open intervals of kind UPDATE, LOAD, COPY and PAUSE."""
         self.before = "start"
         """The last major event."""
         self.gap = 0.0
-        """Seconds since the last major event that belong to no part yet."""
+        """Unassigned seconds since the last major event."""
         self.layer: int | None = None
-        """The layer that runs forward; None outside a pass, -1 before its first layer."""
+        """The current layer of forward; None outside a pass, -1 before its first layer."""
         self.lead = 0.0
         """Seconds of the pass before its first layer."""
         self.task: int | None = None
-        """The backward pass under way; None if there is none."""
+        """The current backward pass; None if there is none."""
         self.ready: dict[int, float] = {}
         """In a backward pass: seconds of it when each layer was ready, in that order."""
         self.run_s = 0.0
@@ -147,7 +147,7 @@ class _Walk:
         )
 
     def spend(self, seconds: float) -> None:
-        """Give an interval to the part that is under way."""
+        """Assign an interval to the current part."""
         if self.inside:
             self.spent[self.inside[-1]] += seconds
         elif self.layer is not None:
@@ -161,7 +161,7 @@ class _Walk:
             self.gap += seconds
 
     def take(self, kind: Kind, number: int) -> None:
-        """Go on to what a mark begins or ends."""
+        """Process a mark."""
         if kind in (Kind.LOAD, Kind.COPY, Kind.PAUSE):
             self.marked |= kind == Kind.LOAD
             self.inside.append(kind)
@@ -185,7 +185,7 @@ class _Walk:
             if self.task != number:
                 self.begin_backward(number)
         elif kind == Kind.READY:
-            if self.task is None:  # the loss takes no part of the model's output
+            if self.task is None:  # the loss does not use the model's output
                 self.begin_backward(-1)
             self.ready.pop(number, None)  # so that it goes to the end
             self.ready[number] = self.run_s
@@ -194,7 +194,7 @@ class _Walk:
 
     def start(self, layer: int) -> None:
         """A layer begins to run forward."""
-        if self.layer is None:  # outside of any pass that is known
+        if self.layer is None:  # outside of a known pass
             self.major("forward")
             self.lead = 0.0
         self.layer = layer
@@ -214,7 +214,7 @@ class _Walk:
         self.task, self.run_s, self.ready = task, 0.0, {}
 
     def major(self, event: str) -> None:
-        """A major event: what was under way is over, and the gap before it has its place."""
+        """A major event: ends the current part, and assigns the gap before it to a place."""
         if self.layer is not None:
             self.close()
         if self.task is not None:
@@ -224,7 +224,7 @@ class _Walk:
         self.before = event
 
     def end_backward(self) -> None:
-        """Share a backward pass among its layers; what follows its last gradient is a gap."""
+        """Divide a backward pass among its layers; time after its last gradient is a gap."""
         done = 0.0
         for layer, ready in self.ready.items():
             self.backward[layer] += ready - done

@@ -1,7 +1,7 @@
 """A training step of any model: its batches, its loss, its optimiser.
 
-:func:`training` makes one from the name of a model. ``step()`` is a whole step; who needs its
-parts, to time them or to send gradients in between, calls them::
+:func:`training` makes one from the name of a model. ``step()`` is a whole step; its parts can be
+called separately, to time them or to send gradients in between::
 
     batch = trained.next_batch()
     loss = trained.compute_loss(trained.model, batch)  # or a model that wraps it
@@ -27,7 +27,7 @@ LOSSES = ("cross_entropy", "mse_loss", "l1_loss", "binary_cross_entropy_with_log
 DTYPES = ("float32", "bf16")
 
 LEARNING_RATE = 1e-4
-"""Small: what is trained here are random weights on random data, for its times alone."""
+"""Small: random weights are trained on random data, only for the times."""
 MOMENTUM = 0.9
 
 
@@ -41,10 +41,10 @@ class TrainingSetup:
         its trainable parameters.
     batch_size : samples in one batch.
     built : name and source of the model.
-    device, dtype : where the model is, and *float32* or *bf16* (autocast).
-    loss_name : which loss it is, in words.
-    optimizer_name : which optimiser, in words.
-    data : what it is trained on, in words.
+    device, dtype : device of the model, and *float32* or *bf16* (autocast).
+    loss_name : description of the loss.
+    optimizer_name : description of the optimiser.
+    data : description of the training data.
     """
 
     model: Any
@@ -72,7 +72,7 @@ class TrainingSetup:
         return self.copy(self.load())
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Autocast, where the training is of mixed precision."""
+        """Autocast context for mixed precision."""
         if self.dtype == "float32":
             return nullcontext()
         torch = import_torch()
@@ -116,7 +116,7 @@ def training(
         (without arguments; returns a ``torch.nn.Module``), or what :func:`build` made of it.
     batch_size : samples in one batch.
     input_shape : of one sample; random numbers, or random tokens for a language model, whose
-        shape is one number. None for what is usual for a model of a library.
+        shape is one number. None for the usual shape of a library's model.
     batch : ``package.module:function`` or a function, called with the batch size for each step;
         returns ``(inputs, targets)``, inputs alone, or a dict of keyword arguments of the model.
         The inputs are a tensor, or a tuple or dict of arguments.
@@ -176,7 +176,7 @@ def build(spec: str, seed: int = 0) -> Built:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that is not here.
+    """Raise InputError for a device that is not available.
 
     Raises
     ------
@@ -224,7 +224,8 @@ def _batches(
     batch_size: int,
     input_shape: Sequence[int] | None,
 ) -> tuple[Callable[[], Any], str]:
-    """A function that makes batches (the user's, or one that has one random batch), in words."""
+    """A function that makes batches (the user's, or one with a single random batch), and its
+    description."""
     if batch is not None:
         if input_shape is not None:
             raise InputError("input_shape and batch: give one of them")
@@ -266,7 +267,7 @@ def _as_batch(made: Any, spec: str) -> Any:
 
 
 def _tried(trained: TrainingSetup, batch: Any, input_shape: Sequence[int] | None) -> Any:
-    """The output of one forward pass without gradients; what is wrong with the shapes shows."""
+    """The output of one forward pass without gradients, which reveals wrong shapes."""
     torch = import_torch()
     batch = trained.copy(batch)
     try:
@@ -296,7 +297,7 @@ def shapes(value: Any) -> str:
 
 
 def _logits(output: Any) -> Any:
-    """What of a model's output a loss is made of: the output's own loss, else its first tensor."""
+    """The part of a model's output that the loss uses: its own loss, else the first tensor."""
     for name in ("loss", "logits"):
         found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
         if found is not None:
@@ -319,7 +320,7 @@ def _is_logits(output: Any) -> bool:
 
 
 def _loss(loss: str | Loss | None, output: Any, targets: Any) -> tuple[Loss, str]:
-    """The loss and its name in words."""
+    """The loss and its description."""
     torch = import_torch()
     if loss is not None and not isinstance(loss, str):
         return loss, getattr(loss, "__name__", "own loss")
@@ -348,7 +349,7 @@ def _loss(loss: str | Loss | None, output: Any, targets: Any) -> tuple[Loss, str
 
 
 def _cross_entropy(output: Any, targets: Any) -> Any:
-    """Of logits whose classes are the last dimension, or the second as torch has it."""
+    """Cross entropy of logits with classes in the last dimension, or in the second as in torch."""
     logits = _logits(output)
     if logits.dim() > 2 and targets.shape == logits.shape[:-1]:
         logits, targets = logits.flatten(0, -2), targets.flatten()
@@ -356,7 +357,7 @@ def _cross_entropy(output: Any, targets: Any) -> Any:
 
 
 def _try_loss(trained: TrainingSetup, output: Any, targets: Any) -> None:
-    """Compute the loss once; what does not fit shows."""
+    """Compute the loss once, to detect mismatches."""
     try:
         with trained.precision():
             value = trained._loss(output, targets)

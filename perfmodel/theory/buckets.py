@@ -1,4 +1,4 @@
-"""How gradient tensors become messages."""
+"""How gradient tensors are grouped into messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ DDP_FIRST_BUCKET_BYTES = 2**20
 """Cap of its first bucket (1 MiB), small so that communication starts early."""
 
 HOROVOD_THRESHOLD_BYTES = 64 * 2**20
-"""Most that Horovod fuses (64 MiB), as its documentation on tensor fusion has it; 128 MiB since
-release 0.21."""
+"""Default fusion threshold of Horovod (64 MiB), from its documentation of tensor fusion; 128 MiB
+since release 0.21."""
 
 HOROVOD_CYCLE_S = 1e-3
-"""How often Horovod looks for tensors to fuse: HOROVOD_CYCLE_TIME, 1 ms since release 0.21."""
+"""Period at which Horovod fuses tensors: HOROVOD_CYCLE_TIME, 1 ms since release 0.21."""
 
 
 def ddp_buckets(
@@ -55,12 +55,12 @@ def mg_wfbp_buckets(
     startup_s: float,
     per_byte_s: float,
 ) -> list[list[int]]:
-    """Merge layers where waiting for the next one costs less than the start-up that it saves.
+    """Merge layers where waiting for the next one costs less than the start-up time it saves.
 
     Layers are given in the order in which backward makes their gradients, at ``ready_s``; a
     collective of n bytes takes ``startup_s`` + n ``per_byte_s``, one after the other. A layer is
-    merged into the next one if its collective would not have ended when that is ready, and would
-    have begun less than a start-up before. Returns the indices of each message's layers.
+    merged with the next one if its collective would still be running when that is ready, and would
+    have begun less than one start-up time before. Returns the indices of each message's layers.
 
     References
     ----------

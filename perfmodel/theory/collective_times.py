@@ -298,7 +298,7 @@ class LinearCost(msgspec.Struct, frozen=True, eq=False):
 def line_s(lines: Sequence[LinearCost], size_bytes: Quantity) -> tuple[Quantity, Quantity]:
     """Start-up time and time to move n bytes, from the piece that applies to n.
 
-    >>> line_s([Line(1.0, 0.5), Line(2.0, 0.25, above_bytes=8.0)], 8.0)
+    >>> line_s([LinearCost(1.0, 0.5), LinearCost(2.0, 0.25, above_bytes=8.0)], 8.0)
     (2.0, 2.0)
     """
     startup_s, per_byte_s = lines[0].startup_s, lines[0].per_byte_s

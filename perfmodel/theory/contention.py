@@ -91,9 +91,9 @@ def _alone(
         return found
     (parts,) = _parts([found], demands_s, [cycle], regular)
     falls = [before / (EXACT - 1.0) - now for before, now in zip(found, parts, strict=True)]
-    crowd = maximum(customers, EXACT + 1.0)
-    (ahead,) = _at_once([crowd], demands_s, [cycle], regular, [falls])
-    return _where(customers > EXACT, ahead, found)
+    many = maximum(customers, EXACT + 1.0)
+    (beyond,) = _at_once([many], demands_s, [cycle], regular, [falls])
+    return _where(customers > EXACT, beyond, found)
 
 
 def _where(condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity]) -> list[Quantity]:
@@ -137,8 +137,8 @@ def _at_once(
         found = _settled(count, demands_s, cycles, regular, _each(lambda f: f * scale, falls))
         return _parts(found, demands_s, cycles, regular)
 
-    everybody = sum(customers)
-    fewer = settled([count * (everybody - 1.0) / everybody for count in customers])
+    total = sum(customers)
+    fewer = settled([count * (total - 1.0) / total for count in customers])
     steps = _each(lambda before, now: before - now, fewer, settled(customers))
     return _settled(customers, demands_s, cycles, regular, steps)
 

@@ -1,25 +1,25 @@
-r"""How unequal the parts are that connections get of a link whose queue overflows.
+r"""Unequal shares of a link among connections when its queue overflows (incast).
 
-Many send to one at the same time: their windows fill the queue in front of its link, and from then
-on each gets a part of the link in proportion to its window. Windows are equal when all begin at
-once. Then the queue overflows, one connection loses a packet and multiplies its window by
+Many connections send to one receiver at the same time: their windows fill the queue of its link,
+and from then on each gets a share of the link in proportion to its window. Windows are equal if all
+begin together. When the queue overflows, one connection loses a packet and multiplies its window by
 :math:`\beta`; it grows back by :math:`\alpha` segments per round trip, and round trips are as long
 as the queue. With n senders and a queue of q bytes a sender loses every
 
 .. math:: T = \frac{(1 - \beta) \, q / (n s)}{\alpha}
 
 round trips, where s are the bytes of a segment; while they all send m bytes there are
-:math:`n m / q` round trips, thus :math:`k = n m / (q T)` losses of each. These hit at random. A
-window that begins with its mean, grows steadily, and is multiplied by :math:`\beta` at random times
+:math:`n m / q` round trips, thus :math:`k = n m / (q T)` losses of each. Losses occur at random. A
+window that begins at its mean, grows linearly, and is multiplied by :math:`\beta` at random times
 has, averaged over the time of k losses, a variance of
 
 .. math:: c^2 = \frac{1 - \beta}{1 + \beta} \, \frac{2}{x^2} \left( x -
    \frac{1 - e^{-(1 + \beta) x}}{1 + \beta} - 1 + e^{-x} +
    \frac{e^{-x} - e^{-(1 + \beta) x}}{\beta} \right), \quad x = (1 - \beta) k
 
-times the square of its mean. The first factor is the variance of the window in the long run. It
-comes and goes at the rates at which the second and the first moment forget where they began.
-Nothing here is fitted.
+times the square of its mean. The first factor is the long-run variance of the window. The
+exponentials are the relaxation of its first and second moments from their initial values. Nothing
+here is fitted.
 
 :math:`\beta` = 0.7 is that of CUBIC, and :math:`\alpha = 3 (1 - \beta) / (1 + \beta)` its growth
 where round trips are short (RFC 9438, sections 4.6 and 4.3). Queues must be longer than the round
@@ -35,23 +35,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 DECREASE = 0.7
-"""What is left of a window after a loss (beta)."""
+"""Factor of a window at a loss (beta)."""
 
 GROWTH = 3.0 * (1.0 - DECREASE) / (1.0 + DECREASE)
-"""Segments by which a window grows in a round trip (alpha)."""
+"""Growth of a window per round trip, in segments (alpha)."""
 
 SEGMENT_BYTES = 1448.0
 """Payload of a TCP segment with time stamps in an Ethernet frame of 1500 bytes."""
 
 FEW = 1e-3
-"""Losses of a sender, but for a factor, up to which their variances simply add up."""
+"""Value of x below which the first term of the series is used."""
 
 _INCAST = 2
-"""Tells these random numbers from others of the same seed."""
+"""Separates these random numbers from others of the same seed."""
 
 
 def losses(senders: int, sent_bytes: float, queue_bytes: float) -> float:
-    """How often one of ``senders`` loses while each sends ``sent_bytes`` (k of the module's text).
+    """Losses of each sender while each sends ``sent_bytes`` (k of the module's text).
 
     >>> round(losses(senders=8, sent_bytes=2.65e6, queue_bytes=2**19), 2)
     1.58
@@ -62,13 +62,13 @@ def losses(senders: int, sent_bytes: float, queue_bytes: float) -> float:
 
 
 def spread(senders: int, sent_bytes: float, queue_bytes: float) -> float:
-    """Standard deviation of a sender's part of the link, as a fraction of its mean.
+    """Standard deviation of a sender's share of the link, relative to its mean.
 
     >>> round(spread(senders=8, sent_bytes=2.65e6, queue_bytes=2**19), 2)
     0.19
     """
     x = (1.0 - DECREASE) * losses(senders, sent_bytes, queue_bytes)
-    if x < FEW:  # the first term of the series, where differences would be lost in rounding
+    if x < FEW:  # first term of the series, as differences would cancel
         return math.sqrt((1.0 - DECREASE) * x / 3.0)
     once, twice = math.exp(-x), math.exp(-(1.0 + DECREASE) * x)
     lasting = x - (1.0 - twice) / (1.0 + DECREASE) - 1.0 + once + (once - twice) / DECREASE
@@ -78,10 +78,10 @@ def spread(senders: int, sent_bytes: float, queue_bytes: float) -> float:
 def parts(
     senders: int, sent_bytes: float, queue_bytes: float, *, seed: int, link: int
 ) -> NDArray[np.float64]:
-    """What each sender gets of a full link, as a multiple of the median, (senders,).
+    """Each sender's share of a full link, as a multiple of the median, (senders,).
 
-    Equally likely values of a lognormal distribution with the given :func:`spread`; the seed deals
-    them out, for each ``link`` anew.
+    Equally likely values of a lognormal distribution with the given :func:`spread`, in a random
+    order for each ``link`` and seed.
 
     >>> parts(3, 2.65e6, 2**19, seed=0, link=0).round(2).tolist()
     [0.93, 1.08, 1.0]

@@ -1,4 +1,4 @@
-"""How long work takes that overlaps: plain recursions on floats, arrays and symbols.
+"""Durations of overlapping work, as recursions on floats, arrays and symbols.
 
 Each is exact for one worker whose messages take a constant time. See
 :mod:`perfmodel.base.quantities`.
@@ -13,7 +13,8 @@ from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, whe
 
 
 def wait_free(ready_s: Sequence[Quantity], seconds: Sequence[Quantity]) -> Quantity:
-    r"""When the last of several messages has been sent, one after the other, each once it is ready.
+    r"""End of the last of several messages that are sent one after the other, each once it is
+    ready.
 
     .. math:: E_k = \max(E_{k-1}, r_k) + t_k
 
@@ -36,7 +37,7 @@ def merged_wait_free(
     startup_s: Quantity,
     per_byte_s: Quantity,
 ) -> Quantity:
-    """When the last message has been sent whose parts are merged as MG-WFBP does.
+    """End of the last message where layers are merged as in MG-WFBP.
 
     The same rule as :func:`perfmodel.theory.buckets.mg_wfbp_buckets`, on arrays as well.
 
@@ -67,7 +68,7 @@ def fused_wait_free(
     cycle_s: Quantity,
     cap_bytes: Quantity,
 ) -> Quantity:
-    """When the last message has been sent that fuses, at a tick, all that is ready by then.
+    """End of the last message where each fuses, at a tick, all tensors that are ready by then.
 
     Ticks are counted from the start, so a message begins up to a cycle late. A message holds at
     most ``cap_bytes``, or one tensor. Horovod's tensor fusion: Sergeev, Del Balso, 2018, arXiv
@@ -90,11 +91,11 @@ def fused_wait_free(
 
 
 def blend(first: Quantity, second: Quantity, sharpness: float) -> Quantity:
-    r"""The p-norm of two durations that mostly, but not wholly, hide each other.
+    r"""The p-norm of two durations: almost complete overlap, with p as its sharpness.
 
     .. math:: (a^p + b^p)^{1/p}
 
-    With p = 1 they follow each other, with p to infinity the longer hides the shorter.
+    With p = 1 there is no overlap; as p goes to infinity the longer hides the shorter.
 
     >>> blend(3.0, 4.0, 2.0)
     5.0

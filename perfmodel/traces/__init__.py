@@ -1,1 +1,1 @@
-"""From the trace of a PyTorch profiler to a workload, with communication taken out."""
+"""Converts a trace of the PyTorch profiler to a workload, without communication."""

@@ -1,11 +1,11 @@
-"""Which part of a training step, and which layer, a device's work belongs to.
+"""Attribution of a device's work to phases and layers of a training step.
 
-Work is looked up where a thread launched it. What encloses that moment decides:
+Work is attributed by the events that enclose its launch on the host:
 ``Optimizer.step`` and ``Optimizer.zero_grad`` are the optimizer; a node of autograd
 (``autograd::engine::evaluate_function``) is backward; work between the first layer of a pass and
 its first node is forward. A layer begins with an operator that has parameters, such as a
-convolution, and holds all up to the next one. Autograd numbers what forward runs, and a node has
-the number of the operator it belongs to (``Sequence number``), which leads backward to the layer.
+convolution, and extends to the next one. Autograd numbers the operators of forward, and a node has
+the number of its operator (``Sequence number``), which maps backward to the layer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KINDS = {
         )
     },
 }
-"""Operators with parameters, and the kind of layer that each begins."""
+"""Operators with parameters, and the kind of layer of each."""
 
 _COMMUNICATION = ("c10d::", "nccl:", "gloo:", "mpi:", "record_param_comms")
 _SENT_BY_HOST = ("gloo:", "mpi:")
@@ -47,7 +47,8 @@ _BUCKETS = ("torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
 
 @dataclass(frozen=True)
 class Context:
-    """What encloses a moment on a thread. ``number`` is of the last numbered node up to then."""
+    """Events that enclose a moment on a thread. ``number`` is that of the last numbered node before
+    it."""
 
     optimizer: bool = False
     node: bool = False
@@ -63,7 +64,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Work:
-    """What kept a device busy, and for what: ``layer`` counts within ``Attribution.names``."""
+    """A busy interval of a device, attributed: ``layer`` is an index of ``Attribution.names``."""
 
     start_s: float
     end_s: float
@@ -75,10 +76,11 @@ class Work:
 
 @dataclass
 class Pass:
-    """One forward and one backward pass, on the host, and when the update behind it begins.
+    """One forward and one backward pass, on the host, and the beginning of the following update.
 
     ``starts``, ``numbers``, ``order`` and ``ops`` are of the operators that begin layers, ``order``
-    leads to ``names`` and ``kinds``, and ``accumulated`` has layer and operator of each gradient.
+    has indices of ``names`` and ``kinds``, and ``accumulated`` has layer and operator of each
+    gradient.
     """
 
     start_s: float
@@ -95,11 +97,11 @@ class Pass:
 
     @property
     def at_s(self) -> float:
-        """When backward begins; forward where there is no backward."""
+        """Beginning of backward; of forward if there is no backward."""
         return self.backward_s if math.isfinite(self.backward_s) else self.start_s
 
     def began(self, op: Host, module: str) -> None:
-        """Add a layer, or more of one: of a module, that with the same name."""
+        """Add an operator that begins a layer; operators of one module are one layer."""
         kind = KINDS[op.name]
         name = module or f"{kind}_{self.kinds.count(kind)}"
         if name not in self.names:
@@ -113,7 +115,7 @@ class Pass:
         self.ops.append(op)
 
     def at(self, seconds: float) -> int | None:
-        """The layer that forward is in."""
+        """The layer of forward at a moment."""
         i = bisect_right(self.starts, seconds) - 1
         return self.order[max(i, 0)] if self.order else None
 
@@ -126,7 +128,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Seen:
-    """A host's event, what encloses it, and the same with itself."""
+    """A host event, with the context that encloses it, and the context inside it."""
 
     host: Host
     parent: Context
@@ -135,7 +137,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Attribution:
-    """All work, and what the host says of layers: ``names`` and ``kinds`` of most passes."""
+    """All attributed work, and the passes; ``names`` and ``kinds`` of layers are those of most
+    passes."""
 
     works: list[Work]
     passes: list[Pass]
@@ -193,7 +196,8 @@ NOWHERE = Context()
 def _walk(
     events: Sequence[Host], moments: Sequence[tuple[float, int]], launched: dict[int, Context]
 ) -> Iterator[Seen]:
-    """Go through one thread's events; ``launched`` takes what encloses each of ``moments``."""
+    """Walk through one thread's events; ``launched`` receives the context of each of
+    ``moments``."""
     order: list[tuple[float, float, int, Host | None]] = [
         (h.start_s, h.start_s - h.end_s, 0, h) for h in events
     ]
@@ -217,7 +221,7 @@ def _walk(
 
 
 def _inside(parent: Context, host: Host) -> Context:
-    """What encloses a moment within an event."""
+    """Context of a moment within an event."""
     name = host.name
     if host.kind == "module":
         return replace(parent, module=name.removeprefix(MODULE), forward=True)
@@ -242,7 +246,8 @@ def _inside(parent: Context, host: Host) -> Context:
 
 
 def _passes(seen: Sequence[Seen]) -> list[Pass]:
-    """Forward and backward passes: each begins with a layer behind a backward pass or an update."""
+    """Forward and backward passes: each begins with the first layer after a backward pass or an
+    update."""
     passes: list[Pass] = []
     updated = True
     for s in seen:
@@ -269,7 +274,7 @@ def _passes(seen: Sequence[Seen]) -> list[Pass]:
 
 
 def _autograd_threads(seen: Sequence[Seen]) -> frozenset[str]:
-    """Threads that do nothing but backward."""
+    """Threads that only run backward."""
     nodes = {s.host.thread for s in seen if s.context.node}
     others = ("ProfilerStep#", "Optimizer.")
     main = {
@@ -279,7 +284,7 @@ def _autograd_threads(seen: Sequence[Seen]) -> frozenset[str]:
 
 
 class _Owner:
-    """Whose work something is that a thread launched."""
+    """Maps launched work to phases and layers."""
 
     def __init__(
         self, passes: Sequence[Pass], names: tuple[str, ...], autograd: frozenset[str]
@@ -311,7 +316,7 @@ class _Owner:
 
 
 def _host_works(seen: Sequence[Seen], owner: _Owner) -> Iterator[Work]:
-    """What a thread computes itself: its outermost operators, less what they do for sending."""
+    """Work of the host itself: the outermost operators of a thread, except their communication."""
     begin = end = 0.0
     now: tuple[Phase, int | None] = ("other", None)
     for s in seen:

@@ -1,4 +1,4 @@
-"""Reading traces: what of a Kineto file (Chrome's trace format) matters, in seconds.
+"""Reads the relevant events of a Kineto file (Chrome's trace format), in seconds.
 
 Times in the file are microseconds. Here they are seconds since the first event.
 """
@@ -22,16 +22,16 @@ MOST_BYTES = 2**30
 """Size of a trace, unpacked."""
 
 MOST_PACKED, LEAST_BYTES = 100, 2**26
-"""How many times larger a trace may be unpacked, if that is more than LEAST_BYTES."""
+"""Largest compression ratio of a trace, if it unpacks to more than LEAST_BYTES."""
 
 MOST_US = 1e18
-"""Latest moment of an event in microseconds: thirty thousand years."""
+"""Largest time of an event in microseconds: thirty thousand years."""
 
 MOST_COUNT = 10**15
-"""Of elements, bytes or samples."""
+"""Largest number of elements, bytes or samples."""
 
 MODULE = "nn.Module: "
-"""How names of events begin that are calls of a module (``with_modules`` or ``with_stack``)."""
+"""Prefix of the names of module calls (``with_modules`` or ``with_stack``)."""
 
 ELEMENT_BYTES = {
     **dict.fromkeys(("float", "int", "float32"), 4),
@@ -66,7 +66,7 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Host:
-    """What a thread of the process did: an operator, an annotation, or a call of a module."""
+    """An event of a host thread: an operator, an annotation, or a call of a module."""
 
     name: str
     start_s: float
@@ -78,7 +78,7 @@ class Host:
 
 @dataclass(frozen=True)
 class DeviceEvent:
-    """What a device did, and when which thread launched it (None where the trace does not say)."""
+    """An event of a device, and the time and thread of its launch (None where unknown)."""
 
     name: str
     start_s: float
@@ -90,7 +90,7 @@ class DeviceEvent:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace holds; ``device`` is empty where the profiler saw the CPU alone."""
+    """Events of a trace; ``device`` is empty if the profiler recorded only the CPU."""
 
     host: list[Host]
     device: list[DeviceEvent]
@@ -112,8 +112,8 @@ def read(path: str | Path, *, pid: str | None = None, gpu: int | None = None) ->
 
     Parameters
     ----------
-    pid : the process to look at where a file holds several; else the one with most operators.
-    gpu : the device to look at; else the one with most kernels.
+    pid : the process to read if a file has several; by default the one with most operators.
+    gpu : the device to read; by default the one with most kernels.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def _decode(data: bytes, name: str) -> _File:
 
 
 def whole(value: Any) -> int | None:
-    """A count as traces have it, None for what is none.
+    """A count in a trace, None for anything else.
 
     >>> whole(8), whole("8"), whole("many"), whole(-1)
     (8, 8, None, None)
@@ -171,7 +171,7 @@ def whole(value: Any) -> int | None:
 
 
 def listed(value: Any) -> list[Any]:
-    """A list as it is, an empty one for anything else."""
+    """A list, empty for anything else."""
     return value if isinstance(value, list) else []
 
 

@@ -1,4 +1,4 @@
-"""What a trace says of gradients: shapes in backward, parameters of layers, messages."""
+"""Gradients in a trace: from shapes in backward, parameters of layers, or messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARAMETERS = {
     "embedding_bag": (0,),
     "prelu": (1,),
 }
-"""Which inputs of a kind's operator are parameters."""
+"""Indices of the inputs of an operator that are parameters."""
 
 _ADDMM = (2, 0)
 _REDUCTIONS = ("allreduce", "all_reduce", "reduce_scatter")
@@ -46,10 +46,10 @@ class Message(NamedTuple):
 
 
 def gradients_of(p: Pass) -> tuple[list[Gradient], str]:
-    """The gradients of a pass, and where their sizes are from; none where no shape is recorded.
+    """The gradients of a pass, and the origin of their sizes; none if no shapes are recorded.
 
-    Shapes of what backward accumulates are complete. Parameters among the inputs of layers are the
-    next best: those of other operators are missing there.
+    Shapes of accumulated gradients are complete. Otherwise parameters among the inputs of layers
+    are used, without those of other operators.
     """
     found = [
         Gradient(layer, size, len(shape), kind)
@@ -80,7 +80,7 @@ def layers(found: Attribution, gradients: Sequence[Gradient]) -> tuple[Layer, ..
 
 
 def messages(found: Attribution) -> list[Message]:
-    """Collectives in backward that reduce, from whichever events say how large they are."""
+    """Collectives in backward that reduce gradients, from those events that record their sizes."""
     if not found.passes:
         return []
     starts = [p.start_s for p in found.passes]
@@ -102,7 +102,7 @@ def messages(found: Attribution) -> list[Message]:
             continue
         i = bisect_right(starts, at) - 1
         now = found.passes[i]
-        # the CPU's backend runs them on threads of its own, perhaps when backward is through
+        # the CPU backend runs them on its own threads, possibly after the end of backward
         until = now.update_s if name.startswith("gloo:") else now.end_s
         if i >= 0 and now.backward_s <= at < until:
             into += [Message(at, size, kind) for size, kind in sizes if size]
@@ -127,7 +127,7 @@ def samples(p: Pass) -> int | None:
 
 
 def precision(kinds: Sequence[str]) -> str | None:
-    """The one type of elements, as workload files call it; None where there are several or none.
+    """The type of elements, as named in workload files; None if there are several or none.
 
     >>> precision(["float", "float"]), precision(["c10::Half"]), precision(["float", "double"])
     ('float32', 'float16', None)

@@ -1,4 +1,4 @@
-"""Training steps in a trace, and what the device does at every moment of one."""
+"""Training steps in a trace, divided by activity of the device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PARTS = (
     *("computing", "communication_hidden", "communication_exposed"),
     *("copies", "data_loading", "idle"),
 )
-"""What a device can be doing, one at a time, most important first.
+"""Activities of a device, exclusive, by descending priority.
 
-Computing, with or without communication at once (*hidden*); communicating alone (*exposed*);
-copying between host and device alone; nothing, while the host waits for data; nothing.
+Computing, with or without concurrent communication (*hidden*); communication only (*exposed*);
+copies between host and device only; idle while the host waits for data; idle otherwise.
 """
 
 _STEP = "ProfilerStep#"
@@ -55,7 +55,7 @@ class TraceStep:
 def find_steps(
     trace: Trace, works: Sequence[Work], loading: Sequence[Host]
 ) -> tuple[list[TraceStep], str]:
-    """All whole steps of a trace, and by what they were found.
+    """All complete steps of a trace, and the kind of events that mark them.
 
     The host may run ahead of the device. So a step begins on the device when the host begins it,
     or when all work launched before is done, whichever is later.
@@ -114,14 +114,14 @@ def _updates(trace: Trace) -> list[float]:
 
 
 def _fill(step: TraceStep, works: Sequence[Work], loading: Sequence[Host]) -> None:
-    """Say what the device does at every moment of a step."""
+    """Divide a step by activity of the device."""
     inside = sorted(
         (w for w in works if w.end_s > step.start_s and w.start_s < step.end_s),
         key=lambda w: w.start_s,
     )
     until = step.start_s
     for work in inside:
-        if work.kind == "compute":  # of what computes at the same time, the first counts
+        if work.kind == "compute":  # of concurrent kernels, the first counts
             begin, end = max(work.start_s, until), min(work.end_s, step.end_s)
             if end > begin:
                 key = (work.phase, work.layer)
@@ -145,7 +145,7 @@ def _fill(step: TraceStep, works: Sequence[Work], loading: Sequence[Host]) -> No
 def _moments(
     spans: Sequence[Iterable[tuple[float, float]]], start_s: float, end_s: float
 ) -> Iterable[tuple[float, ...]]:
-    """Lengths of the stretches in which nothing begins or ends, and how many of each are on."""
+    """Lengths of the intervals between events, and the number of active ones of each kind."""
     edges = [(start_s, 0, 0), (end_s, 0, 0)]
     for i, kind in enumerate(spans):
         for begin, end in kind:

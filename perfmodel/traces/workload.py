@@ -1,4 +1,4 @@
-"""A workload file out of a trace, and a report of where the step's time goes."""
+"""Converts a trace to a workload file, and reports the parts of a step."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from perfmodel.traces.steps import PARTS, TraceStep, find_steps
 
 PHASES = ("forward", "backward", "optimizer", "buckets", "other")
 SEEN_FRACTION = 0.01
-"""Parts of a step below this are not worth a note, and waiting for data not a limit."""
+"""Parts of a step below this fraction are not reported, and waiting for data is ignored."""
 
 
 class GradientReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trace says of gradients, per step, in two ways that ought to agree.
+    """Gradients in a trace, per step, from two sources that should agree.
 
     Attributes
     ----------
     tensors : gradients that backward accumulates.
-    bytes, source : of these together, and by what; None where no shapes are recorded.
+    bytes, source : their total, and its origin; None if no shapes are recorded.
     messages : collectives in backward that reduce gradients.
-    message_bytes : of these together, None where there are none of known size.
+    message_bytes : their total, None if no sizes are known.
     """
 
     tensors: int
@@ -42,18 +42,18 @@ class GradientReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImportedTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What importing a trace found: means over ``steps`` steps.
+    """An imported trace: means over ``steps`` steps.
 
     Attributes
     ----------
-    steps_by : what marked the steps.
+    steps_by : kind of events that mark the steps.
     step_s, step_std_s : a step's length; its standard deviation, None for a single step.
-    parts_s : the step by what the device does (see :data:`perfmodel.traces.steps.PARTS`).
+    parts_s : the step by activity of the device (see :data:`perfmodel.traces.steps.PARTS`).
     parts_per_step_fraction : the sum of these, over the step's length.
-    compute_s : the part of computing (with communication hidden) by what it is for.
+    compute_s : computing (with hidden communication) by phase.
     timing_per_step_fraction : the workload's parts, over the step less exposed communication;
         None without a workload.
-    workload : the profile; None where something is lacking, which ``lacks`` names.
+    workload : the profile; None if something is missing, which ``lacks`` names.
     """
 
     trace: str
@@ -92,7 +92,7 @@ def import_trace(
     Parameters
     ----------
     path : a file with ``traceEvents``, plain or compressed with gzip.
-    name, device_name, precision : what to write; else from the file's name and contents.
+    name, device_name, precision : for the workload; by default from the file's name and contents.
     batch_size : samples of a step; else the first dimension of the first layer's input.
     gradient_bytes : of all gradients, where the trace does not say.
     pid, gpu : see :func:`perfmodel.traces.events.read`.
@@ -170,7 +170,7 @@ def _means(steps: Sequence[TraceStep]) -> dict[str, Any]:
 
 
 def to_json(profile: Profile) -> bytes:
-    """A workload file, without the keys that have nothing to say."""
+    """A workload file, without empty values."""
 
     def said(value: Any) -> Any:
         if isinstance(value, dict):
@@ -181,7 +181,7 @@ def to_json(profile: Profile) -> bytes:
 
 
 def _stem(path: str | Path) -> str:
-    """A name from that of a file.
+    """A workload's name from that of a file.
 
     >>> _stem("runs/resnet50.pt.trace.json.gz")
     'resnet50'
@@ -195,7 +195,7 @@ def _holds(step: TraceStep, host_s: float) -> bool:
 
 
 def _without_a_broken_first(steps: list[TraceStep], notes: list[str]) -> list[TraceStep]:
-    """Leave out a first step in which the device still does what was launched before the trace."""
+    """Drop a first step in which the device still runs work launched before the trace."""
     if len(steps) > 1 and steps[0].unlaunched_s > SEEN_FRACTION * steps[0].length_s:
         notes.append("the first step is left out: part of its work was launched before the trace")
         return steps[1:]
@@ -232,12 +232,12 @@ def _gradients(
     given: float | None,
     notes: list[str],
 ) -> _Gradients:
-    """Find the sizes: from shapes by layer, else as given, else from shapes or messages."""
+    """Find the sizes: from shapes by layer, else the given one, else from shapes or messages."""
     sent = [m for m in gradients.messages(found) if any(_holds(step, m.host_s) for step in steps)]
     sent_bytes = sum(m.bytes for m in sent) / len(steps) or None
     trained = [p for p in passes if p.accumulated]
     alike = all(tuple(p.names) == found.names for p in trained)
-    # of equal passes one has them all, of different models each has its own
+    # one of several equal passes has them all; of different models each has its own
     trained = trained[:1] if alike else [p for p in trained if _holds(steps[0], p.at_s)]
     sizes = [g for p in trained for g in gradients.gradients_of(p)[0]]
     source = gradients.gradients_of(trained[0])[1] if sizes else ""
@@ -277,7 +277,7 @@ def _gradients(
 
 
 def _batch_size(passes: Sequence[Pass], accumulation: int, notes: list[str]) -> int | None:
-    """Samples of a step by the shapes of inputs."""
+    """Samples of a step from the shapes of inputs."""
     each = next((n for p in passes if (n := gradients.samples(p))), None)
     if each is None:
         return None
@@ -286,7 +286,7 @@ def _batch_size(passes: Sequence[Pass], accumulation: int, notes: list[str]) -> 
 
 
 def _say_parts(found: ImportedTrace, serial: bool, notes: list[str]) -> None:
-    """Say what to know of a step's parts."""
+    """Add notes on the parts of a step."""
     parts, step_s = found.parts_s, found.step_s
     if parts["idle"] > SEEN_FRACTION * step_s:
         notes.append(
@@ -309,7 +309,7 @@ def _say_parts(found: ImportedTrace, serial: bool, notes: list[str]) -> None:
 
 
 def _lacking(found: ImportedTrace, known: bool) -> str | None:
-    """What a workload needs and the trace does not have."""
+    """What a workload needs but the trace lacks."""
     if found.compute_s["backward"] <= 0.0:
         return "a backward pass, so it shows no training step"
     missing = []

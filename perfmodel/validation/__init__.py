@@ -1,4 +1,4 @@
-"""Predictions held against what was measured: cases in files, errors by group."""
+"""Compares predictions with measurements: cases in files, errors by group."""
 
 from perfmodel.validation.cases import Case, Cases, MeasuredValues, read_cases, shipped_cases
 from perfmodel.validation.scores import Summary, summarise

@@ -1,4 +1,4 @@
-"""Cases: jobs that somebody ran, and what was measured of them (schema ``perfmodel.cases/1``)."""
+"""Cases: jobs with measured results (schema ``perfmodel.cases/1``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMA = "perfmodel.cases/1"
 
 
 class MeasuredValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What was measured of a job; at least one of the first four.
+    """Measured results of a job; at least one of the first four.
 
     Attributes
     ----------
@@ -57,11 +57,11 @@ class MeasuredValues(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class CaseJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The job of a case: what a job file holds, and what one worker alone was seen to do.
+    """The job of a case: as in a job file, with the measured speed of a single worker.
 
     ``workload`` and ``cluster`` may also name one of the cases file's own. With
-    ``one_worker_samples_per_s`` the model's times are shared out of that throughput, which was
-    measured without communication at the job's batch size on its ``device``.
+    ``one_worker_samples_per_s`` the model's times are scaled to that throughput, measured without
+    communication at the job's batch size on its ``device``.
     """
 
     model: str | None = None
@@ -100,9 +100,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a cases file holds (schema ``perfmodel.cases/1``).
+    """Contents of a cases file (schema ``perfmodel.cases/1``).
 
-    ``workloads`` and ``clusters`` are those that its jobs name, beside those of the catalogue.
+    Its jobs may refer to its ``workloads`` and ``clusters`` by name, besides those of the
+    catalogue.
     """
 
     schema: Literal["perfmodel.cases/1"] = "perfmodel.cases/1"
@@ -124,7 +125,7 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that is ready to be predicted, and what was measured of it."""
+    """A job that is ready to be predicted, and its measured results."""
 
     name: str
     group: str
@@ -157,7 +158,7 @@ def shipped_cases() -> list[Measurement]:
 def read_measurements(
     path: str | Path, workload: str | None = None, cluster: str | None = None
 ) -> list[Measurement]:
-    """Read a cases file; or a run, given what it trained and where.
+    """Read a cases file; or a run's file, given its workload and cluster.
 
     Raises
     ------
@@ -172,7 +173,7 @@ def read_measurements(
 def of_run(
     run: MeasuredRun, workload: str | Path | Profile, cluster: str | Path | Cluster
 ) -> Measurement:
-    """A run of ``perfmodel measure training`` as a case, given what it trained and where.
+    """A run of ``perfmodel measure training`` as a case, given its workload and cluster.
 
     Raises
     ------
@@ -237,7 +238,7 @@ def _arguments(case: Case, found: Cases, folder: Path) -> dict[str, Any]:
 
 
 def _own(what: str, name: str, own: dict[str, Any], folder: Path) -> Any:
-    """What the cases file itself calls so, or the file of that name."""
+    """The entry of the cases file with this name, or the file of that name."""
     if name in own:
         return own[name]
     if files.looks_like_path(name):

@@ -1,4 +1,4 @@
-"""How far predictions are off: by measure and group, as a distribution."""
+"""Errors of predictions by measure and group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEASURES: Mapping[str, bool] = {
     "idle_fraction": False,
     "staleness_mean": False,
 }
-"""What is compared, and whether its error is a fraction of what was measured; else it is a plain
+"""Compared measures, and whether the error is relative to the measured value; otherwise it is a
 difference: of fractions of time, or of updates."""
 
 

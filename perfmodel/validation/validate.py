@@ -1,4 +1,4 @@
-"""Predict measured jobs, and say how far off the predictions are."""
+"""Predicts measured jobs and compares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A case after its prediction: its scores by measure (see :data:`MEASURES`)."""
+    """A predicted case: its scores by measure (see :data:`MEASURES`)."""
 
     name: str
     group: str
@@ -182,7 +182,7 @@ def _outcome(case: Measurement, prediction: Prediction) -> Outcome:
             measured.staleness_mean,
         ),
     }
-    # of step time and throughput one follows from the other
+    # step time and throughput determine each other
     if measured.step_s is None and measured.samples_per_s is not None:
         pairs["step_s"] = (prediction.iteration_s, samples / measured.samples_per_s)
     if measured.samples_per_s is None and measured.step_s is not None:

@@ -163,7 +163,7 @@ def test_the_truth_is_found_again() -> None:
     assert inside(fit, TRUTH) == dict.fromkeys(TRUTH, True)
     assert fit["efficiency"].value == pytest.approx(0.6, rel=0.05)
     assert fit["compute_factor"].value == pytest.approx(1.2, rel=0.05)
-    assert fit["efficiency"].told == fit["compute_factor"].told == "told"
+    assert fit["efficiency"].status == fit["compute_factor"].status == "identified"
     assert fit.residuals.median < NOISE
     assert 0.5 * NOISE < fit.run_spread < 2.0 * NOISE
 
@@ -211,7 +211,7 @@ def test_canary_least_squares_would_be_moved(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_overlap_is_found(overlap: bool) -> None:
     fit = fitted() if overlap else fit_runs(made(TRUTH, overlap=False))
     assert fit.overlap is not None
-    assert (fit.overlap.value, fit.overlap.was, fit.overlap.told) == (overlap, True, "told")
+    assert (fit.overlap.value, fit.overlap.was, fit.overlap.status) == (overlap, True, "identified")
     assert any("--no-overlap" in note for note in fit.notes) == (not overlap)
     assert inside(fit, TRUTH) == dict.fromkeys(TRUTH, True)
     job = fit.apply(made(TRUTH)[0].job)
@@ -221,7 +221,7 @@ def test_the_overlap_is_found(overlap: bool) -> None:
 def test_an_overlap_without_effect_is_as_before() -> None:
     fit = fit_runs(made(TRUTH, workers=(1,), archs=("ring",)), fit=["compute_factor", "overlap"])
     assert fit.overlap is not None
-    assert (fit.overlap.value, fit.overlap.told) == (True, "as before")
+    assert (fit.overlap.value, fit.overlap.status) == (True, "not identified")
 
 
 def test_an_overlap_that_runs_say_is_theirs() -> None:
@@ -237,7 +237,7 @@ def test_jitter_is_found() -> None:
     truth = {"jitter": 0.2, "compute_factor": 1.1}
     fit = fit_runs(made(truth, archs=("ring",), noise=0.01), fit=list(truth))
     assert inside(fit, truth) == dict.fromkeys(truth, True)
-    assert fit["jitter"].told == "told"
+    assert fit["jitter"].status == "identified"
     assert any(f"--jitter {fit['jitter'].value:.3g}" in note for note in fit.notes)
     jitter = fit.apply(made(truth)[0].job).jitter
     assert jitter is not None
@@ -259,7 +259,7 @@ def test_what_changes_no_run_stays_as_it_was() -> None:
     fit = fit_runs(made(TRUTH, archs=("ring",)))
     for name in ("update_per_tensor_s", "update_per_byte_s"):
         found = fit[name]
-        assert (found.told, found.value) == ("as before", found.was)
+        assert (found.status, found.value) == ("not identified", found.was)
         assert found.note == "changes no run by 1%"
     assert fit.cluster(CLUSTER).server == CLUSTER.server
     with pytest.raises(InputError, match=r"^fit: update_per_byte_s: changes no run by 1% or more$"):
@@ -273,7 +273,7 @@ def test_what_runs_do_not_tell_stays_as_it_was_with_a_wide_interval() -> None:
         fit=["latency_s", "efficiency"],
     )
     found = fit["latency_s"]
-    assert found.told == "as before"
+    assert found.status == "not identified"
     assert found.value == CLUSTER.nic.latency_s
     assert found.high > 10.0 * found.low
     assert fit.cluster(CLUSTER).nic.latency_s == CLUSTER.nic.latency_s
@@ -292,14 +292,14 @@ def test_what_runs_tell_only_together_is_said_so() -> None:
 
     fit, both = fit_of(DEEP), fit_of(DEEP, WIDE)
     tensor, byte = (fit[name] for name in truth)
-    assert (tensor.told, tensor.note) == ("not apart", "only together with update_per_byte_s")
+    assert (tensor.status, tensor.note) == ("confounded", "only together with update_per_byte_s")
     assert inside(fit, truth) == dict.fromkeys(truth, True)
     assert tensor.high > 3.0 * tensor.low
     sizes = DEEP.tensors, DEEP.gradient_bytes
     real = sum(n * v for n, v in zip(sizes, truth.values(), strict=True))
     found = sum(n * e.value for n, e in zip(sizes, (tensor, byte), strict=True))
     assert found == pytest.approx(real, rel=0.1)
-    assert {both[name].told for name in truth} == {"told"}
+    assert {both[name].status for name in truth} == {"identified"}
     assert inside(both, truth) == dict.fromkeys(truth, True)
 
 

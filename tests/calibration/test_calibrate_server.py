@@ -78,7 +78,7 @@ def test_the_median_of_several_runs_counts() -> None:
     found = measured_costs([run(v, None) for v in values], CLUSTER)
     tensor, byte = found.estimates
     assert (tensor.value, tensor.low, tensor.high, tensor.was) == (2.05e-4, 1.9e-4, 9e-3, 1e-4)
-    assert (byte.told, byte.value, byte.note) == ("as before", 1e-10, "no run measured it")
+    assert (byte.status, byte.value, byte.note) == ("not identified", 1e-10, "no run measured it")
     assert found.notes == ()
     assert np.mean(values) > 5.0 * tensor.value  # canary: what the mean would say
 

@@ -1,15 +1,15 @@
-r"""From measured collectives to pieces: what they take, by size and number of ranks.
+r"""Fits piecewise linear costs to measured collectives, by size and number of ranks.
 
-A collective of n bytes among p ranks is taken to last
+A collective of n bytes among p ranks is assumed to take
 
 .. math:: g_\alpha(p)\, \alpha + g_\beta(p)\, n \beta
 
 with an alpha, a beta and ways to grow with p for each range of sizes: libraries switch algorithms
-with the size (Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521). Where one range
-ends and the next begins is found by dynamic programming (Bellman, Roth, J. Am. Stat. Assoc. 64,
-1969, doi 10.1080/01621459.1969.10501038), how many there are by the Bayesian information criterion
-(Schwarz, Ann. Stat. 6, 1978, doi 10.1214/aos/1176344136), both for relative errors with an
-exponential tail, so that a few bad points do not matter.
+with the size (Thakur, Rabenseifner, Gropp, 2005, doi 10.1177/1094342005051521). The boundaries of
+the ranges are found by dynamic programming (Bellman, Roth, J. Am. Stat. Assoc. 64, 1969, doi
+10.1080/01621459.1969.10501038), their number by the Bayesian information criterion (Schwarz, Ann.
+Stat. 6, 1978, doi 10.1214/aos/1176344136), both for relative errors with an exponential tail, so
+that outliers have little influence.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ GROWTHS: tuple[Growth, ...] = get_args(Growth)
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 
 MOST_PIECES = 5
-"""Libraries know two or three algorithms for an operation, and protocols for small messages."""
+"""Most pieces: libraries have two or three algorithms for an operation, and protocols for small
+messages."""
 
 MOST_BEGINNINGS = 24
-"""Sizes at which a piece may begin, evenly among those measured: two an octave from 1 KiB to
-4 MiB."""
+"""Most candidate boundaries, spread evenly over the measured sizes: two per octave from 1 KiB to 4
+MiB."""
 
 FEWEST_SIZES = 3
-"""Sizes of a piece: one more than it takes to draw its line."""
+"""Fewest sizes of a piece: one more than a line needs."""
 
 SHORTEST = 2.0
-"""Least factor from the first size of a piece to its last: steps between sizes are no pieces."""
+"""Least ratio of the last size of a piece to its first: a step between two sizes is not a piece."""
 
 PRECISION = 0.01
-"""Mean relative error that is as good as none: equal runs differ by more."""
+"""Mean relative error that counts as 0: equal runs differ by more."""
 
 PARAMETERS = 4
-"""What a piece has to choose: where it begins, two times, and how they grow."""
+"""Parameters of a piece: its boundary, two times, and their growth."""
 
-UNTOLD: tuple[Growth, Growth] = ("log", "ring")
-"""How both times grow where all points have one number of ranks: the middle ones of three, and what
-libraries do: trees for small messages, no more than a ring's bytes for large ones."""
+UNIDENTIFIED_GROWTH: tuple[Growth, Growth] = ("log", "ring")
+"""Growth of both times where all points have one number of ranks, so that it is not identified: as
+in libraries, trees for small messages and a ring's bytes for large ones."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -74,15 +75,15 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
-    """A fitted collective, and how well it meets the points it was fitted to.
+    """A fitted collective, and its errors at the points it was fitted to.
 
     Attributes
     ----------
     collective : for the ``collectives`` of a cluster.
     startup_s, per_byte_s : of each piece, among two ranks, with their intervals.
     points : how many were fitted to.
-    contention : seconds that each further one at the same time adds, as a part of one alone; 1
-        where they share the links evenly. None where that was not measured.
+    contention : seconds that each further concurrent collective adds, as a fraction of a single
+    one; 1 where they share the links evenly. None where that was not measured.
     """
 
     collective: Collective
@@ -125,7 +126,7 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Segment(msgspec.Struct, frozen=True):
-    """A piece of the sizes of some points, with the sum of its relative errors."""
+    """A fitted piece, with the sum of its relative errors."""
 
     piece: Piece
     error: float
@@ -134,12 +135,13 @@ class _Segment(msgspec.Struct, frozen=True):
 def fit_collective(operation: Operation, points: Sequence[Point]) -> CollectiveFit:
     """Fit pieces to measured times; points of one size and number of ranks count as their median.
 
-    Each part of a piece grows with the ranks in the way that fits best; see UNTOLD for points that
-    all have one number of ranks. Numbers of ranks that do not fit in are noted as *uneven*.
+    Each part of a piece grows with the ranks in the way that fits best; see UNIDENTIFIED_GROWTH for
+    points that all have one number of ranks. Numbers of ranks that deviate are recorded as
+    *uneven*.
 
     Raises
     ------
-    InputError : no points of a collective alone.
+    InputError : no points of a single collective.
 
     >>> points = [Point(p, n, 1e-4 * (p - 1) + 2e-9 * n * (p - 1) / p)
     ...           for p in (2, 4) for n in (1e3, 1e4, 1e5, 1e6)]
@@ -186,7 +188,7 @@ def plain_alpha_beta(operation: Operation, points: Sequence[Point]) -> Collectiv
 
 
 def _alone(points: Sequence[Point]) -> tuple[Floats, Floats, Floats]:
-    """Ranks, sizes and median seconds of collectives alone, all (points,), by size."""
+    """Ranks, sizes and median seconds of single collectives, all (points,), by size."""
     times: dict[tuple[float, int], list[float]] = {}
     for point in points:
         if point.at_once == 1:
@@ -240,7 +242,8 @@ def _fit(
 def _uneven(
     collective: Collective, ranks: Floats, sizes: Floats, seconds: Floats
 ) -> Iterator[Uneven]:
-    """Numbers of ranks whose times are off the pieces to one side at three in four sizes."""
+    """Numbers of ranks whose times deviate from the pieces in one direction at three in four
+    sizes."""
     times = seconds / np.asarray(measured_collective_s(collective, ranks, sizes))
     for count in np.unique(ranks).tolist():
         low, middle, high = np.quantile(times[ranks == count], [0.25, 0.5, 0.75])
@@ -250,9 +253,9 @@ def _uneven(
 
 
 def _design(ranks: Floats, sizes: Floats, piece: Piece) -> Floats:
-    """What alpha and beta of a piece count for in each point, (points, 2).
+    """Coefficients of alpha and beta of a piece at each point, (points, 2).
 
-    A single size cannot tell one from the other: then all is in proportion to the bytes.
+    With a single size they are confounded: then the time is taken to be proportional to the bytes.
     """
     startups = startup_growth(piece.startup_growth, ranks)
     if (sizes == sizes[0]).all() and sizes[0] > 0.0:
@@ -261,7 +264,7 @@ def _design(ranks: Floats, sizes: Floats, piece: Piece) -> Floats:
 
 
 def _pieces(ranks: Floats, sizes: Floats, seconds: Floats) -> list[Piece]:
-    """The pieces that leave the least error, and as many as are worth it."""
+    """The best pieces, with their number chosen by the information criterion."""
     distinct = np.unique(sizes)
     index = np.linspace(0, len(distinct), min(MOST_BEGINNINGS, len(distinct)) + 1)
     index = np.unique(np.rint(index)).astype(np.int64)
@@ -295,9 +298,9 @@ def _pieces(ranks: Floats, sizes: Floats, seconds: Floats) -> list[Piece]:
 
 
 def _segment(ranks: Floats, sizes: Floats, seconds: Floats, begin: float) -> _Segment:
-    """One piece for all of some points, with the growth that leaves the least error."""
+    """The best single piece for some points, over all kinds of growth."""
     several = len(np.unique(ranks)) > 1
-    kinds = list(itertools.product(GROWTHS, repeat=2)) if several else [UNTOLD]
+    kinds = list(itertools.product(GROWTHS, repeat=2)) if several else [UNIDENTIFIED_GROWTH]
     design = np.stack([_design(ranks, sizes, Piece(0.0, 0.0, 0.0, *kind)) for kind in kinds])
     factors = least_absolute(design, seconds)
     errors = np.abs((design @ factors[..., None])[..., 0] / seconds - 1.0).sum(axis=-1)

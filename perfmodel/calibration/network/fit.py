@@ -1,4 +1,4 @@
-"""From measurement files to a cluster file: its links, and what its collectives take."""
+"""Fits links and collectives of a cluster file to measurement files."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from perfmodel.measuring.measurements import Measurement, Measurements, read_mea
 from perfmodel.measuring.measurements import Operation as Measured
 
 TABLE_COLUMNS = ("operation", "ranks", "bytes", "seconds")
-"""What a table of measurements must have; at_once and count may be there."""
+"""Required columns of a table of measurements; at_once and count are optional."""
 
 
 class NetworkFit(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster as measured, and what was fitted for it; what was not measured is None, or absent.
+    """A measured cluster and the fits behind it; None, or absent, for anything that was not
+    measured.
 
     Attributes
     ----------
     link, inside : between nodes, and between the devices of one node.
-    collectives : one of each operation that was measured.
+    collectives : one for each measured operation.
     notes : what was left out, and why.
     """
 
@@ -47,7 +48,7 @@ class NetworkFit(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values; the end of an interval that is not known is None."""
+        """As JSON-like values; unknown ends of intervals are None."""
         values: dict[str, Any] = finite(msgspec.to_builtins(self))
         return values
 
@@ -110,20 +111,20 @@ def fit_network(
 ) -> NetworkFit:
     """Fit a cluster to measurements.
 
-    Messages are between ranks 0 and 1: on two nodes they tell of the link between nodes, on one of
-    that inside. Where some collectives go beyond a node, those that do not are left out.
+    Messages are between ranks 0 and 1: on two nodes they measure the link between nodes, on one
+    node that inside. If some collectives span several nodes, those within one node are left out.
 
     Parameters
     ----------
     name : of the cluster; by default that of ``base``, or of the first measurements.
-    nominal_bytes_per_s : bandwidth that the link between nodes is sold as; what is achieved becomes
-        its efficiency. By default the bandwidth is what was achieved.
-    devices_per_node : by default as many ranks as one node had.
-    base : a cluster that keeps what was not measured.
+    nominal_bytes_per_s : nominal bandwidth of the link between nodes; the achieved fraction becomes
+    its efficiency. By default the bandwidth is the achieved one.
+    devices_per_node : by default the number of ranks on one node.
+    base : a cluster for all values that were not measured.
 
     Raises
     ------
-    InputError : nothing measured; messages that tell of no link; nothing says what links nodes.
+    InputError : no measurements; messages that measure no link; an unknown link between nodes.
     """
     if not measured:
         raise InputError("measurements: at least one file is needed")
@@ -165,7 +166,7 @@ def fit_network(
 
 
 def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
-    """A cluster with the links and collectives of another, which was measured.
+    """A cluster with the links and collectives of a measured one.
 
     Everything else stays, such as servers and nodes that differ, and so do operations that were not
     measured again. With ``devices`` the devices of a node are those of the measured one.
@@ -190,7 +191,7 @@ def merged(base: Cluster, fitted: Cluster, *, devices: bool = True) -> Cluster:
 
 
 def _joined(link: Link, base: Cluster | None) -> IntraNode:
-    """What joins devices, of which two were measured: of the kind that the base has."""
+    """The connection of devices in a node, of which two were measured: of the base's kind."""
     known = None if base is None else base.intra_node
     kind = "bus" if known is None else known.kind
     return IntraNode(link.bandwidth_bytes_per_s, link.latency_s, link.efficiency, kind)

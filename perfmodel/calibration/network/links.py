@@ -1,13 +1,13 @@
-r"""From measured messages to a link: latency, bandwidth, and what more than one message costs.
+r"""Fits a link to measured messages: latency, bandwidth, and the costs of several messages.
 
-k messages of n bytes, one behind the other, are taken to be there after
+k messages of n bytes, back to back, are assumed to arrive after
 
 .. math:: \alpha + (k - 1) \gamma + k n \beta
 
 with k = 1 for *ping_pong* and *stream*. All three are fitted together, to the median of each
-measurement, by the least sum of relative errors. Messages of middling size are left out of the fit:
-how they fare depends on what the link did before (a token bucket, or a window, that filled up in a
-pause), while small ones tell the latency and large ones what the link carries in the long run.
+measurement, by the least sum of relative errors. Messages of medium size are left out of the fit:
+their times depend on the history of the link (a token bucket, or a window, that filled up in a
+pause), while small ones identify the latency and large ones the long-run bandwidth.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from perfmodel.inputs.cluster import Link
 from perfmodel.measuring.measurements import Measurement
 
 LEAST_MOVING = 0.5
-"""Of a message's time, what must be bytes moving for it to tell how directions or senders share."""
+"""Least fraction of a message's time spent moving bytes, to measure how directions or senders
+share."""
 
 
 END_FACTOR = 16.0
-"""Messages up to so many times as large as the smallest are small ones, and those down to as many
-times smaller than the largest are large ones."""
+"""Messages within this factor of the smallest are small ones, those within this factor of the
+largest are large ones."""
 
 
 class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +42,14 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    latency_s : one way. bandwidth_bytes_per_s : what payload achieves, one way.
+    latency_s : one way. bandwidth_bytes_per_s : of payload, one way.
     per_message_s : time that each further message takes beside its bytes.
-    duplex_fraction : rate of each direction while both send, as a part of that of one alone: 1
-        for full duplex, 0.5 for half.
-    incast_factor : time of several senders to one receiver, as multiples of what their bytes take
-        over its link: 1 where they share it without loss.
+    duplex_fraction : rate of each direction while both send, as a fraction of that of a single one:
+    1 for full duplex, 0.5 for half.
+    incast_factor : time of several senders to one receiver, as a multiple of that of their bytes
+    over its link: 1 where they share it without loss.
     bytes : least and greatest message that latency and bandwidth were fitted to.
-    residuals : relative errors of all single messages, and of those behind one another.
+    residuals : relative errors of all single messages, and of those back to back.
 
     The middle three are None where not measured.
     """
@@ -62,7 +63,7 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
     residuals: Residuals
 
     def link(self, nominal_bytes_per_s: float | None = None) -> Link:
-        """The link for a cluster: of its nominal bandwidth, of which a part is achieved.
+        """The link for a cluster: its nominal bandwidth, with the achieved fraction as efficiency.
 
         Raises
         ------
@@ -121,7 +122,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
     found = [each.value for each in (latency, per_byte, *rest)]
     predicted = _design(every, bool(trains)) @ np.array(found)
 
-    both, crowd = [], []
+    both, slowdowns = [], []
     for m in measurements:
         senders = m.ranks - 1 if m.operation == "incast" else 1
         moving_s = senders * m.bytes * per_byte.value
@@ -131,7 +132,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
         if m.operation == "duplex":
             both += [moving_s / each for each in late]
         elif m.operation == "incast":
-            crowd += [each / moving_s for each in late]
+            slowdowns += [each / moving_s for each in late]
     return LinkFit(
         latency_s=latency,
         bandwidth_bytes_per_s=Estimate(
@@ -141,7 +142,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
         ),
         per_message_s=rest[0] if rest else None,
         duplex_fraction=median_interval(both)[0] if both else None,
-        incast_factor=median_interval(crowd)[0] if crowd else None,
+        incast_factor=median_interval(slowdowns)[0] if slowdowns else None,
         bytes=(min(sizes), max(sizes)),
         residuals=Residuals.of(predicted / _medians(every) - 1.0),
     )
@@ -152,6 +153,6 @@ def _medians(measurements: Sequence[Measurement]) -> Floats:
 
 
 def _design(measurements: Sequence[Measurement], trains: bool) -> Floats:
-    """What latency, seconds per byte and seconds per further message are multiplied by."""
+    """Coefficients of latency, seconds per byte and seconds per further message."""
     rows = [(1.0, m.count * m.bytes, m.count - 1.0) for m in measurements]
     return np.array(rows)[:, : 3 if trains else 2]

@@ -1,4 +1,4 @@
-"""Lines through points of which some are bad: sums of relative errors, and what they leave open."""
+"""Robust linear fits by least sums of relative errors, and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ QUANTILES = (0.05, 0.95)
 """Ends of an interval of 90 %."""
 
 ROUNDS, SETTLED = 20, 1e-4
-"""Times that weights are renewed at most, and the relative change at which there is no need to."""
+"""Most iterations of reweighting, and the relative change at which they end."""
 
 ALMOST_NOTHING = 1e-14
-"""Added to squares, as a part of the largest, so that they can be solved for every term."""
+"""Regularisation added to the normal equations, as a fraction of the largest element."""
 
 SMALLEST = 1e-4
-"""Relative error below which a point weighs no more: what clocks and printed digits resolve."""
+"""Relative error below which weights stay constant: the resolution of clocks and printed digits."""
 
 DRAWS = 200
-"""Made-up sets of points that an interval is made of: its ends are their 10th least and largest."""
+"""Bootstrap samples for an interval, whose ends are the 10th least and 10th greatest estimates."""
 
 
 def least_absolute(design: Floats, values: Floats) -> Floats:
@@ -31,9 +31,9 @@ def least_absolute(design: Floats, values: Floats) -> Floats:
 
     .. math:: \sum_i | (A x)_i / v_i - 1 |
 
-    ``design`` A is (..., points, terms), ``values`` v is (..., points), all above 0. Points that
-    took far too long hardly move the answer, as long as most did not; least squares would follow.
-    By least squares with weights renewed (Holland, Welsch, Communications in Statistics A6, 1977,
+    ``design`` A is (..., points, terms), ``values`` v is (..., points), all above 0. Outliers have
+    little influence if they are a minority, unlike in least squares.
+    By iteratively reweighted least squares (Holland, Welsch, Communications in Statistics A6, 1977,
     doi 10.1080/03610927708827533).
 
     >>> sizes = np.array([1.0, 2.0, 3.0, 4.0])
@@ -52,7 +52,7 @@ def least_absolute(design: Floats, values: Floats) -> Floats:
 
 
 def _renewed(scaled: Floats, squares: Callable[[Floats, Floats], Floats]) -> Floats:
-    """Least squares of ``scaled`` x - 1 again and again, with weights that the last one left."""
+    """Iteratively reweighted least squares of ``scaled`` x - 1."""
     weight = np.ones(scaled.shape[:-1])
     found = squares(scaled, weight)
     for _ in range(ROUNDS):
@@ -66,7 +66,7 @@ def _renewed(scaled: Floats, squares: Callable[[Floats, Floats], Floats]) -> Flo
 def _squares(scaled: Floats, weight: Floats) -> Floats:
     weighted = scaled * weight[..., None]
     square = np.swapaxes(weighted, -1, -2) @ scaled
-    some = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # a term may count for nothing
+    some = ALMOST_NOTHING * square.max() * np.eye(square.shape[-1])  # a factor may be 0
     return np.asarray(np.linalg.solve(square + some, weighted.sum(axis=-2)[..., None])[..., 0])
 
 
@@ -78,11 +78,11 @@ def _squares_above_0(scaled: Floats, weight: Floats) -> Floats:
 
 
 def estimates(design: Floats, values: Floats) -> tuple[Estimate, ...]:
-    """Each factor of :func:`least_absolute` with the interval that the points' scatter allows.
+    """Each factor of :func:`least_absolute` with its bootstrap interval.
 
-    Relative errors are drawn anew (Efron, Tibshirani, "An introduction to the bootstrap", 1993,
-    chapter 9), wider than those seen by what fitting took off them. Where there are no more points
-    than factors nothing is known of the scatter: the interval is then from 0 to infinity.
+    Relative errors are resampled (Efron, Tibshirani, "An introduction to the bootstrap", 1993,
+    chapter 9), scaled up to correct for the degrees of freedom of the fit. If there are no more
+    points than factors, the scatter is unknown and the interval is from 0 to infinity.
     """
     found = least_absolute(design, values)
     points, terms = design.shape
@@ -101,5 +101,5 @@ def estimates(design: Floats, values: Floats) -> tuple[Estimate, ...]:
 
 
 def rounded(value: float) -> float:
-    """Six digits, for files that people read; no measurement has more."""
+    """Round to six digits for files, which is more than any measurement has."""
     return float(f"{value:.6g}")

@@ -1,11 +1,12 @@
-r"""From steps measured on few nodes to data-parallel training on other placements of devices.
+r"""Fits data-parallel training to steps measured on few nodes, to predict other placements of
+devices.
 
-The formula is in :mod:`perfmodel.calibration.placements.model`. All DNNs on a cluster have its
-links in common. What is peculiar to a DNN is fitted as far as its steps tell, and else as of most
-DNNs: how much its bytes take on the network of steps on several nodes, or, in part :data:`CARRIED`
-(of logarithms), of steps on one node. Regularised least squares of logarithms with soft tails
-(Gelman, Hill, "Data Analysis Using Regression and Multilevel/Hierarchical Models", 2007, chapter
-12).
+The formula is in :mod:`perfmodel.calibration.placements.model`. All DNNs on a cluster share its
+links. Traits of a DNN are fitted as far as its steps identify them, and otherwise shrunk to those
+of most DNNs. The time its bytes take on the network is fitted to steps on several nodes or, with
+weight :data:`CARRIED` (of logarithms), to steps on one node. Regularised least squares of
+logarithms with soft tails (Gelman, Hill, "Data Analysis Using Regression and
+Multilevel/Hierarchical Models", 2007, chapter 12).
 """
 
 from __future__ import annotations
@@ -24,98 +25,41 @@ from perfmodel.base.uncertainty import WIDTH, Uncertainty
 from perfmodel.calibration.placements import model
 from perfmodel.calibration.placements.model import PRIORS, TRAITS, Own, Placed, Prior
 from perfmodel.calibration.placements.table import OneNode, Training, check_devices, stall_fraction
+from perfmodel.calibration.placements.traits import (
+    UNSEEN,
+    UNSEEN_GROWTH,
+    Scale,
+    Spreads,
+)
 
 CARRIED = 0.5
-"""How much of a DNN's own logarithm on one node holds for the network too."""
+"""Fraction of a DNN's logarithmic deviation on one node that carries over to the network."""
 
 KEPT = 0.5
-"""How much of what a step on one node takes beyond the formula, in logarithms, others take too."""
+"""Fraction of a one-node step's logarithmic deviation from the formula that carries over to
+others."""
 
 GIVEN_SPREAD = 0.2
 """Standard deviation, of the logarithm, of a parameter whose expectation the caller gives."""
 
 STEP_SPREAD, NODE_STEP_SPREAD, GROWTH_SPREAD = 0.07, 0.1, 0.1
-"""Standard deviation that a fit expects of logarithms: of steps on several nodes and on one, and of
-how computing grows on a node."""
+"""Expected standard deviations of logarithms: of steps on several nodes, of steps on one, and of
+the growth of computing time on a node."""
 
 AS_MANY, AS_MANY_GROWTHS = (200, 60), 20
-"""Steps on several nodes, and on one, that those of each DNN count as, however many they are; and
-how often computing was seen to grow."""
+"""Effective number of steps of each DNN on several nodes and on one, whatever their actual number;
+and effective number of observed growths of computing time."""
 
 LEAST_SPREAD = 0.02
-"""Standard deviation below which no fit is believed."""
+"""Lower limit of fitted standard deviations."""
 
 DOUBLING_SPREAD, BATCH_SPREAD = 0.1, 0.1
-"""Standard deviation that an exchange gets for each doubling of nodes beyond those fitted to, and
+"""Standard deviation added to an exchange for each doubling of nodes beyond those fitted to, and to
 computing for each doubling of the batch beyond those measured. Assumptions."""
-
-UNSEEN_GROWTH = 0.15
-"""Standard deviation of how computing grows on a node, where no fit could learn it."""
-
-TRANSPORT_SPREAD = 0.46
-"""Standard deviation of the logarithm of what bytes take on a network that nobody measured, if nine
-in ten lie between a tenth and nearly half of fast links, which is what TCP delivers of them."""
-
-
-class Scale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a DNN differs from others.
-
-    Attributes
-    ----------
-    node, network : how much its bytes take, over those of others: on one node, on the network.
-    contention : how much its computing grows with the devices of a node.
-    hidden_fraction : the part of computing that an exchange can hide behind.
-    variation : standard deviation of computing among devices, as a part of it.
-    known : from its steps on several nodes, on one node, or on one device only.
-    """
-
-    node: float = TRAITS["node"].value
-    network: float = TRAITS["network"].value
-    contention: float = TRAITS["contention"].value
-    hidden_fraction: float = TRAITS["hidden_fraction"].value
-    variation: float = TRAITS["variation"].value
-    known: Literal["nodes", "node", "device"] = "device"
-
-    def of(self, steps: int) -> Own:
-        """The same for each of so many steps."""
-        return Own(*(getattr(self, name) * np.ones(steps) for name in TRAITS))
-
-
-class Spreads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Standard deviations of logarithms that a fit leaves.
-
-    Attributes
-    ----------
-    step, exchange : of measured steps, and of exchanges on top of it, around the fit.
-    node, carried, network : of the scale of a DNN that was not fitted to: on one node; on the
-        network, if it was run on one node; on the network, if it was not.
-    growth : of a step on one node, if only that on one device is known, for a DNN fitted to.
-    contention : of the contention of a DNN that was not (no logarithm).
-    """
-
-    step: float
-    exchange: float
-    node: float
-    carried: float
-    network: float
-    growth: float
-    contention: float
-
-
-UNSEEN = Spreads(
-    step=0.1,
-    exchange=0.2,
-    node=1.0,
-    carried=TRANSPORT_SPREAD,
-    network=TRANSPORT_SPREAD,
-    growth=UNSEEN_GROWTH,
-    contention=TRAITS["contention"].spread,
-)
-"""What is left open before any run."""
 
 
 class PlacedStep(msgspec.Struct, frozen=True):
-    """A predicted step: seconds, waiting part of the first device, and what is not known of it."""
+    """A predicted step: seconds, waiting fraction of the first device, and uncertainty."""
 
     step_s: float
     idle_fraction: float
@@ -129,10 +73,10 @@ class DataParallelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ----------
     parameters : by name, as in :data:`perfmodel.calibration.placements.model.PRIORS`; SI.
     scales : of each DNN that was run on several nodes or devices.
-    carried_fraction : how much of what a DNN's bytes take more on one node, in logarithms, holds
-        for the network; 0 where nobody knows what others' bytes take there.
-    stall_fraction : how much of the fullest node's computing shows on the first node, in
-        logarithms; the rest of the difference shows as waiting.
+    carried_fraction : fraction of a DNN's logarithmic deviation on one node that carries over to
+    the network; 0 where no other DNN was measured on one node.
+    stall_fraction : fraction of the fullest node's extra computing time that appears as computing
+    on the first node, in logarithms; the rest appears as waiting.
     most_nodes : of the steps that were fitted to.
     steps : how many were fitted to.
     """
@@ -156,13 +100,13 @@ class DataParallelFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return Predictor(self, training).predict(devices, batch_size)
 
     def scale(self, training: Training) -> Scale:
-        """How a DNN differs from others: as fitted, or as its steps on one node tell."""
+        """How a DNN differs from others: as fitted, or from its steps on one node."""
         found = self.scales.get(training.name)
         return _own_scale(self, training) if found is None else found
 
 
 class Predictor:
-    """Predicts steps of one DNN: from what it took on one node, and a calibrated cluster."""
+    """Predicts steps of one DNN from its steps on one node and a calibrated cluster."""
 
     def __init__(self, fit: DataParallelFit, training: Training) -> None:
         self.fit, self._table = fit, OneNode(training)
@@ -171,9 +115,9 @@ class Predictor:
     def predict(self, devices: Sequence[int], batch_size: int) -> PlacedStep:
         """A step with so many devices on each node, and so many samples on each device.
 
-        Rests on computing on as many devices of one node as the fullest has; if that was not
-        measured, or nobody said how much of it is waiting, on that on one device. A step on one
-        node is that measured, if it was.
+        Uses the computing time on as many devices of one node as the fullest node has; if that was
+        not measured, or its waiting time is unknown, the computing time on one device. A step on
+        one node is the measured one, if there is one.
 
         Raises
         ------
@@ -213,7 +157,7 @@ class Predictor:
         return found
 
     def _beyond_formula(self, wanted: Sequence[tuple[tuple[int, ...], int]]) -> Floats:
-        """How many times longer steps on the fullest node alone are than the formula says."""
+        """Ratio of measured steps on the fullest node alone to those of the formula."""
         alone = [((max(devices),), batch_size) for devices, batch_size in wanted]
         rows = self._table.placed(alone)
         found, _ = model.predicted_s(self.fit.parameters, rows, self.scale.of(len(wanted)))
@@ -223,9 +167,9 @@ class Predictor:
         )
 
     def _computing_s(self, devices: int, batch: int) -> float:
-        """Seconds in which the first of so many devices on one node does not wait."""
-        told = devices == 1 or self._table.tells_waiting
-        found = self._table.computing_s(devices, batch) if told else None
+        """Computing time of the first of so many devices on one node, without waiting."""
+        known = devices == 1 or self._table.tells_waiting
+        found = self._table.computing_s(devices, batch) if known else None
         if found is None:
             count = np.array([float(devices)])
             shared = model.shared(count, self.scale.of(1).contention)
@@ -254,10 +198,10 @@ class Predictor:
 
 
 def expected_data_parallel(expected: Mapping[str, float]) -> DataParallelFit:
-    """What is expected of a cluster on which nothing was measured but, at most, its network.
+    """Expectation for a cluster without measurements, except possibly of its network.
 
     ``expected`` are parameters by name; the others are as in
-    :data:`perfmodel.calibration.placements.model.PRIORS`. Intervals are as wide as that is vague.
+    :data:`perfmodel.calibration.placements.model.PRIORS`. Intervals are accordingly wide.
 
     Raises
     ------
@@ -293,8 +237,8 @@ def fit_data_parallel(
 ) -> DataParallelFit:
     """Fit to steps of DNNs on one cluster.
 
-    ``expected`` are parameters by name that are expected where the steps tell little, in place of
-    those of :data:`perfmodel.calibration.placements.model.PRIORS`, as of a fast network.
+    ``expected`` are prior values of parameters by name, in place of those of
+    :data:`perfmodel.calibration.placements.model.PRIORS`, for example of a fast network.
 
     Raises
     ------
@@ -306,22 +250,22 @@ def fit_data_parallel(
         raise InputError(f"trainings: more than one of a name: {', '.join(sorted(names))}")
     if not any(sum(step.devices) > 1 for training in trainings for step in training.steps):
         raise InputError("trainings: at least one step on more than one device is needed")
-    told = _Told(trainings)
-    parameters, point = told.fitted(_priors(expected or {}))
+    measured = _MeasuredSteps(trainings)
+    parameters, point = measured.fitted(_priors(expected or {}))
     fit = DataParallelFit(
         parameters={name: _rounded(value) for name, value in parameters.items()},
-        scales=dict(zip(names, told.scales(point), strict=True)),
-        spreads=told.spreads(parameters, point),
+        scales=dict(zip(names, measured.scales(point), strict=True)),
+        spreads=measured.spreads(parameters, point),
         carried_fraction=CARRIED,
         stall_fraction=0.0,
-        most_nodes=int(told.placed.nodes.max()),
+        most_nodes=int(measured.placed.nodes.max()),
         steps=sum(len(training.steps) for training in trainings),
     )
     return msgspec.structs.replace(fit, stall_fraction=stall_fraction(trainings))
 
 
-class _Told:
-    """Measured steps on more than one device, as a fit sees them."""
+class _MeasuredSteps:
+    """Measured steps on more than one device, in arrays for the fit."""
 
     def __init__(self, trainings: Sequence[Training], carried: float = CARRIED) -> None:
         self.names, self.carried = len(trainings), carried
@@ -330,18 +274,18 @@ class _Told:
         self.spread = np.repeat([prior.spread for prior in priors], self.names)
         placed: list[Placed] = []
         step_s: list[float] = []
-        who: list[int] = []
+        dnn: list[int] = []
         grown: list[tuple[float, float, float]] = []
         for index, training in enumerate(trainings):
             own = OneNode(training)
             steps = [step for step in training.steps if sum(step.devices) > 1]
             placed.append(own.placed((step.devices, step.batch_size) for step in steps))
             step_s.extend(step.step_s for step in steps)
-            who.extend([index] * len(steps))
+            dnn.extend([index] * len(steps))
             grown.extend((index, *growth) for growth in own.growths())
         columns = (np.concatenate(each) for each in zip(*map(_columns, placed), strict=True))
         self.placed, self.step_s = Placed(*columns), np.array(step_s)
-        self.who = np.array(who, np.int64)
+        self.dnn = np.array(dnn, np.int64)
         self.several = self.placed.nodes > 1
         table = np.array(grown).reshape(-1, 3)
         self.grower, self.growing, self.growth = (
@@ -351,13 +295,13 @@ class _Told:
         )
         self.weight, self.growth_weight = np.zeros(len(step_s)), np.zeros(len(grown))
         for index in range(self.names):
-            mine = self.who == index
+            mine = self.dnn == index
             _weigh(self.weight, mine & self.several, AS_MANY[0], STEP_SPREAD)
             _weigh(self.weight, mine & ~self.several, AS_MANY[1], NODE_STEP_SPREAD)
             _weigh(self.growth_weight, self.grower == index, AS_MANY_GROWTHS, GROWTH_SPREAD)
 
     def traits(self, point: Floats) -> dict[str, Floats]:
-        """What is peculiar to each DNN, by name of the trait."""
+        """Traits of each DNN, by name."""
         fitted = dict(zip(TRAITS, point.reshape(len(TRAITS), self.names), strict=True))
         found = {
             name: np.array([prior.from_fit(float(value)) for value in fitted[name]])
@@ -367,18 +311,18 @@ class _Told:
         return found
 
     def misses(self, given: dict[str, float], point: Floats) -> tuple[Floats, Floats]:
-        """Logarithms of predicted over measured steps, and how much of each is the exchange."""
-        own = Own(**{name: values[self.who] for name, values in self.traits(point).items()})
+        """Logarithms of predicted over measured steps, and their elasticity in the exchange."""
+        own = Own(**{name: values[self.dnn] for name, values in self.traits(point).items()})
         found, share = model.predicted_s(given, self.placed, own)
         return np.log(found / self.step_s), share
 
     def growth_misses(self, point: Floats) -> Floats:
-        """The same of how computing grows on a node."""
+        """The same for the growth of computing time on a node."""
         contention = self.traits(point)["contention"][self.grower]
         return np.asarray(np.log(model.shared(self.growing, contention) / self.growth))
 
     def residuals(self, given: dict[str, float], point: Floats) -> Floats:
-        """Weighted misses, and how far traits are from those of most DNNs."""
+        """Weighted misfits, and deviations of traits from their priors."""
         misses, _ = self.misses(given, point)
         return np.concatenate(
             [
@@ -389,11 +333,11 @@ class _Told:
         )
 
     def fitted_traits(self, given: dict[str, float]) -> Floats:
-        """The most likely traits on a cluster that is known."""
+        """The most likely traits, given the parameters of a cluster."""
         return _least(lambda point: self.residuals(given, point), self.usual, self.spread)
 
     def fitted(self, priors: Mapping[str, Prior]) -> tuple[dict[str, float], Floats]:
-        """The most likely parameters and traits, these on the scales of a fit."""
+        """The most likely parameters, and traits on the scales of a fit."""
         usual = np.array([prior.to_fit(prior.value) for prior in priors.values()])
         spread = np.array([prior.spread for prior in priors.values()])
         count = len(usual)
@@ -413,7 +357,7 @@ class _Told:
         found = []
         traits = self.traits(point)
         for index in range(self.names):
-            own = self.who == index
+            own = self.dnn == index
             known: Literal["nodes", "node", "device"] = "device"
             if own.any():
                 known = "nodes" if (self.several & own).any() else "node"
@@ -422,7 +366,7 @@ class _Told:
         return found
 
     def spreads(self, given: dict[str, float], point: Floats) -> Spreads:
-        """What the fit leaves open."""
+        """Residual standard deviations."""
         misses, share = self.misses(given, point)
         several, size = self.several, np.abs(misses)
         least = several & (share <= np.median(share[several])) if several.any() else several
@@ -433,7 +377,7 @@ class _Told:
         traits = self.traits(point)
         node, network = np.log(traits["node"]), np.log(traits["network"])
         of_node, beyond = TRAITS["node"].spread, TRAITS["network"].spread
-        run = np.array([bool((several & (self.who == i)).any()) for i in range(self.names)])
+        run = np.array([bool((several & (self.dnn == i)).any()) for i in range(self.names)])
         growth = _spread(np.abs(self.growth_misses(point)))
         return Spreads(
             step=_rounded(step),
@@ -446,20 +390,20 @@ class _Told:
         )
 
     def _of_another(self, size: Floats, chosen: NDArray[np.bool_]) -> float:
-        """Spread of the chosen misses for one more DNN, each of those at hand counting once."""
-        found = [_spread(size[chosen & (self.who == index)]) for index in range(self.names)]
+        """Spread of the chosen misfits for a new DNN; each DNN in the data counts once."""
+        found = [_spread(size[chosen & (self.dnn == index)]) for index in range(self.names)]
         found = [spread for spread in found if spread]
         return math.sqrt(sum(spread**2 for spread in found) * (1 + len(found))) / max(len(found), 1)
 
 
 def _weigh(weight: Floats, chosen: NDArray[np.bool_], many: int, spread: float) -> None:
-    """Let the chosen count as so many, each with such a spread."""
+    """Weigh the chosen residuals as so many in total, each with this spread."""
     if chosen.any():
         weight[chosen] = math.sqrt(many / chosen.sum()) / spread
 
 
 def _least(residuals: Callable[[Floats], Floats], start: Floats, spread: Floats) -> Floats:
-    """Where soft squares of residuals are least."""
+    """Minimum of the soft L1 loss of residuals."""
     from scipy.optimize import least_squares
 
     found = least_squares(
@@ -473,8 +417,10 @@ def _own_scale(fit: DataParallelFit, training: Training) -> Scale:
     steps = tuple(step for step in training.steps if len(step.devices) == 1)
     if all(step.devices == (1,) for step in steps):
         return Scale()
-    told = _Told([msgspec.structs.replace(training, steps=steps)], fit.carried_fraction)
-    return told.scales(told.fitted_traits(fit.parameters))[0]
+    measured = _MeasuredSteps(
+        [msgspec.structs.replace(training, steps=steps)], fit.carried_fraction
+    )
+    return measured.scales(measured.fitted_traits(fit.parameters))[0]
 
 
 def _columns(placed: Placed) -> tuple[Floats, ...]:
@@ -482,17 +428,18 @@ def _columns(placed: Placed) -> tuple[Floats, ...]:
 
 
 def _spread(sizes: Floats) -> float:
-    """Standard deviation of which 9 in 10 are within these sizes; 0 of none."""
+    """Standard deviation of a normal distribution with the same 90 % quantile of sizes; 0 for
+    none."""
     return float(np.quantile(sizes, 0.9)) / WIDTH if len(sizes) else 0.0
 
 
 def _among(values: Floats, expected: float) -> float:
-    """Standard deviation of another value, from those at hand and what was expected of them."""
+    """Predictive standard deviation of a new value, from the values and the expected one."""
     count = len(values)
     variance = (expected**2 + float(np.sum(values**2))) / (1 + count)
     return math.sqrt(variance * (1.0 + 1.0 / max(count, 1)))
 
 
 def _rounded(value: float) -> float:
-    """Six digits: no measurement has more."""
+    """Round to six digits, which is more than any measurement has."""
     return float(f"{value:.6g}")

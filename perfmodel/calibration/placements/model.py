@@ -1,4 +1,4 @@
-r"""Step of data-parallel training by where its devices are: a formula with few parameters.
+r"""Step time of data-parallel training as a function of the placement of devices.
 
 *n* devices on *N* nodes, *k* of them on the fullest one, exchange gradients of *M* bytes in
 
@@ -7,19 +7,19 @@ r"""Step of data-parallel training by where its devices are: a formula with few 
    \quad r(n) = 2 (n - 1) / n
 
 seconds, the first on one node, the second on several: steps and bytes of a ring of all devices
-(Thakur, Rabenseifner, Gropp, IJHPCA 19, 2005, section 4.5) of which the slowest link counts: that
-between devices of a node, or that between nodes. Two nodes have but one path between them:
-:math:`\pi_2` is more than 1. *q* is for what devices of a node share beyond the link. *u* says how
-much more or less the bytes of one DNN take than those of others. A step that computes for *C*
+(Thakur, Rabenseifner, Gropp, IJHPCA 19, 2005, section 4.5), limited by the slowest link: that
+between devices of a node, or that between nodes. Two nodes have only one path between them:
+:math:`\pi_2` is more than 1. *q* is for resources other than the link that devices of a node share.
+*u* is the time per byte of one DNN relative to that of others. A step that computes for *C*
 seconds lasts
 
 .. math:: T = (1 - h o) C + ((h o C)^g + R^g)^{1/g}
 
-The part *h* of computing is what an exchange can hide behind, *g* how well it does (Qiao and
-others, "Pollux", OSDI 2021, eq. 12). *o* is that part of backward that is left once gradients are
-ready: nearly none if they are those of an embedding of the input. Computing grows with devices that
-share a node by *1 + c (1 - 1 / k)*, and with the expected largest of *n* factors of which each
-varies by *v*. The links (*l*, beta, pi, *q*) are of the cluster, all else is of the DNN.
+An exchange can hide behind the fraction *h* of computing, and *g* is how completely it does (Qiao
+and others, "Pollux", OSDI 2021, eq. 12). *o* is the fraction of backward that remains once
+gradients are ready: almost 0 if most are those of an embedding of the input. Computing grows with
+devices that share a node by *1 + c (1 - 1 / k)*, and with the expected largest of *n* factors of
+which each varies by *v*. The links (*l*, beta, pi, *q*) are of the cluster, all else is of the DNN.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from perfmodel.theory.order_statistics import expected_maximum
 from perfmodel.theory.overlap import blend
 
 SHARPNESS = 4.0
-"""Exponent *g*: with 4, the exchange hides well but where both take about as long."""
+"""Exponent *g*: with 4, the exchange is almost fully hidden unless both take about equally long."""
 
 LEAST_PART = 0.2
-"""Of computing on one device, that is left of it in any company."""
+"""Lower bound of computing time, as a fraction of that on one device."""
 
 SMALL = 0.01
-"""Variation at which the expected largest factor is taken, as it grows in proportion to it."""
+"""Variation at which the expected largest factor is evaluated; its excess is proportional to it."""
 
 
 class Prior(msgspec.Struct, frozen=True):
-    """What is expected of a parameter before any run; ``scale`` is that of a fit.
+    """Prior of a parameter; ``scale`` is that of a fit.
 
     ``spread`` is a standard deviation, of the logarithm or logit where the scale says so.
     """
@@ -83,20 +83,20 @@ PRIORS: dict[str, Prior] = {
 
 TRAITS: dict[str, Prior] = {
     "node": Prior("", 1.0, 0.4),
-    # beyond what of its bytes on one node is carried over
+    # in addition to what carries over from one node
     "network": Prior("", 1.0, 0.15),
     "contention": Prior("", 0.0, 0.15, "linear"),
     # backward is about two thirds of a step, and its first gradients take a while
     "hidden_fraction": Prior("", 0.55, 0.7, "logit"),
     "variation": Prior("", 0.03, 1.0),
 }
-"""What is peculiar to a DNN, in the order of a fit. The spreads are of the size that DNNs differ by
-on two clusters of others."""
+"""Traits of a DNN, in the order of a fit. The spreads are those among DNNs on two published
+clusters."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Steps by where their devices are; every field an array (steps,).
+    """Placements of steps; every field is an array (steps,).
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Own:
-    """What is peculiar to the DNN of each step; every field an array (steps,).
+    """Traits of the DNN of each step; every field is an array (steps,).
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ def parameters(point: Floats) -> dict[str, float]:
 
 
 def ring(participants: Floats) -> Floats:
-    """Times that a ring moves all bytes through each of its links."""
+    """How often a ring moves all bytes through each of its links."""
     return 2.0 * (participants - 1.0) / participants
 
 
@@ -150,7 +150,7 @@ def waiting(devices: Floats, variation: Floats) -> Floats:
 
 @functools.cache
 def _largest(count: int) -> float:
-    """How far the largest of so many factors is from their mean, in standard deviations."""
+    """Expected largest of so many standardised factors."""
     return (float(expected_maximum(count, SMALL, "lognormal")) - 1.0) / SMALL
 
 
@@ -168,7 +168,7 @@ def exchange_s(given: dict[str, float], placed: Placed, own: Own) -> Floats:
 
 
 def step_s(compute: Floats, exchange: Floats, hidden: Floats) -> Floats:
-    """Seconds *T* of steps that compute and exchange so long, of which the part *h o* can hide."""
+    """Seconds *T* of steps, given the times of computing and exchange and the fraction *h o*."""
     hiding = hidden * compute
     return np.asarray(compute - hiding + blend(hiding, exchange, SHARPNESS))
 
@@ -180,12 +180,12 @@ def compute_s(placed: Placed, own: Own) -> Floats:
 
 
 def shared(devices: Floats, contention: Floats) -> Floats:
-    """Factor of computing on a node that so many devices share."""
+    """Factor of computing time on a node with so many devices."""
     return np.asarray(np.maximum(1.0 + contention * (1.0 - 1.0 / devices), LEAST_PART))
 
 
 def predicted_s(given: dict[str, float], placed: Placed, own: Own) -> tuple[Floats, Floats]:
-    """Seconds of steps, and how much of a change of the exchange reaches them (elasticity)."""
+    """Seconds of steps, and their elasticity in the exchange."""
     computing = compute_s(placed, own)
     exchange = exchange_s(given, placed, own)
     hidden = own.hidden_fraction * placed.overlap

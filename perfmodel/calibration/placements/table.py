@@ -13,10 +13,10 @@ from perfmodel.calibration.placements.model import Placed
 from perfmodel.inputs.batch_scaling import at_batch_size
 
 TENSORS = 100
-"""Parameter tensors of a DNN, for what batches cost that were not measured."""
+"""Parameter tensors of a DNN, to interpolate batch sizes that were not measured."""
 
 LEAST_PART = 0.01
-"""Of a step, that is computing in any case."""
+"""Lower bound of the computing fraction of a step."""
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def computing_s(self) -> float:
-        """The other part; never nothing."""
+        """The rest of the step; more than 0."""
         return max(self.step_s - self.waiting_s, LEAST_PART * self.step_s)
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class OneNode:
             self._seconds[key] = {size: float(np.mean(v)) for size, v in sorted(sizes.items())}
 
     def step_s(self, devices: int, batch_size: int) -> float | None:
-        """Seconds of a step; None where nothing was measured on so many devices."""
+        """Seconds of a step; None where no step was measured on so many devices."""
         return self._at(devices, batch_size, waiting=True)
 
     def computing_s(self, devices: int, batch_size: int) -> float | None:
@@ -100,7 +100,7 @@ class OneNode:
         return seconds[batch_size]
 
     def growths(self) -> list[tuple[int, float]]:
-        """Devices of a node, and how many times longer one of them computes than one alone."""
+        """Devices of a node, and the factor of computing time relative to one device."""
         if not self.tells_waiting:
             return []
         return [
@@ -119,9 +119,10 @@ class OneNode:
         return math.log2(max(batch_size / max(sizes), min(sizes) / batch_size))
 
     def placed(self, wanted: Iterable[tuple[tuple[int, ...], int]]) -> Placed:
-        """Placements and batches, resting on computing of as many devices as the fullest node has.
+        """Placements and batches, with the computing time on as many devices as the fullest node
+        has.
 
-        On that of one device, where none was measured or nobody said how much of it is waiting.
+        Where that was not measured, or its waiting time is unknown, with that on one device.
         """
         rows = []
         for devices, batch in wanted:
@@ -145,7 +146,8 @@ class OneNode:
 
 
 def stall_fraction(trainings: Iterable[Training]) -> float:
-    """How much of the fullest node's computing shows on a first node that is less full."""
+    """Fraction of the fullest node's extra computing time that a first node with fewer devices
+    shows."""
     shown, full = [], []
     for training in trainings:
         table = OneNode(training)
@@ -163,7 +165,7 @@ def stall_fraction(trainings: Iterable[Training]) -> float:
 
 
 def check_devices(devices: tuple[int, ...]) -> None:
-    """Turn away placements that have no node, or a node without a device."""
+    """Raise InputError for a placement without nodes, or with a node without devices."""
     if not devices:
         raise InputError("devices: at least one node is needed")
     for index, count in enumerate(devices):

@@ -1,6 +1,6 @@
-"""From a table of past runs to the network, server and computing that explain them.
+"""Fits parameters of network, server and computation to a table of past runs.
 
-The cost that they minimise is in :mod:`perfmodel.calibration.runs.likelihood`.
+The cost function is in :mod:`perfmodel.calibration.runs.likelihood`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from perfmodel.calibration.runs.parameters import (
     with_overlap,
 )
 from perfmodel.calibration.runs.table import PastRun
-from perfmodel.calibration.statistics import Fitted, Residuals, Told, folds
+from perfmodel.calibration.statistics import Fitted, Residuals, Status, folds
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
@@ -41,32 +41,33 @@ from perfmodel.predicting import coarse
 
 Progress = Callable[[int, int], None]
 _Searched = tuple[Problem, Floats, float]
-"""Runs with a choice of the overlap, the fit to them, and its scale."""
+"""Runs with one setting of the overlap, the fit to them, and its scale."""
 
 OUTLIER = 5.0
-"""Standard deviations beyond which a run is named as unlike the others."""
+"""Standard deviations beyond which a run is reported as an outlier."""
 
 EFFECT = 0.01
-"""A parameter is fitted by default if one standard deviation of what is known of it changes some
-run by this fraction."""
+"""A parameter is fitted by default if one prior standard deviation of it changes some run by this
+fraction."""
 
 MARGIN = 2.0
-"""How many times e the likelihood must be greater to choose whether communication overlaps."""
+"""Difference of the log-likelihoods needed to decide whether communication overlaps."""
 
 FOLDS = 5
-"""Parts of the runs, of which each is predicted from the others."""
+"""Folds of the cross-validation."""
 
 QUANTILES = (0.05, 0.95)
 """Ends of an interval of 90 %."""
 
 COARSE_ERROR = 0.05
-"""Error of the coarse model in nine of ten such jobs from which a note is due."""
+"""A note is added if the coarse model's error, within which nine of ten such jobs lie, exceeds
+this."""
 
 
 class StepTime(msgspec.Struct, frozen=True):
     """A predicted step, the 90 % interval of a measured run, and samples of all workers per second.
 
-    ``note`` says in what the job is unlike the runs; else it is empty.
+    ``note`` says in which respect the job is outside the range of the runs; else it is empty.
     """
 
     step_s: float
@@ -92,26 +93,26 @@ class FittedRun(msgspec.Struct, frozen=True):
 class Overlap(msgspec.Struct, frozen=True):
     """Whether communication overlaps with computation in runs that do not say.
 
-    ``was`` is what they are taken to do otherwise, ``margin`` by how much the logarithm of the
-    likelihood is greater than that of the opposite.
+    ``was`` is the default, ``margin`` the difference of the log-likelihoods in favour of ``value``.
     """
 
     value: bool
     was: bool
     margin: float
-    told: Told
+    status: Status
 
 
 class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What past runs tell (schema ``perfmodel.calibration/1``).
+    """Parameters fitted to past runs (schema ``perfmodel.calibration/1``).
 
     Attributes
     ----------
     estimates : each parameter that was fitted, or has too little effect to be.
-    overlap : None where all runs say it, or it was not asked for.
+    overlap : None where all runs specify it, or it was not asked for.
     run_spread : standard deviation of a run around the fit, as a fraction.
-    residuals, held_out : errors of the fit, and of runs predicted from others; None of too few.
-    ranges : least and greatest of the runs, by name: beyond them, all is extrapolation.
+    residuals, held_out : errors of the fit, and of the cross-validation; None for too few runs.
+    ranges : least and greatest value among the runs, by name; beyond them a prediction
+    extrapolates.
     architectures : of the runs.
     """
 
@@ -129,15 +130,15 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def values(self) -> dict[str, float]:
-        """Values of the parameters that runs tell, alone or together."""
-        return {e.name: e.value for e in self.estimates if e.told != "as before"}
+        """Values of the parameters that are identified or confounded."""
+        return {e.name: e.value for e in self.estimates if e.status != "not identified"}
 
     def __getitem__(self, name: str) -> Fitted:
         """The estimate of a parameter."""
         return next(e for e in self.estimates if e.name == name)
 
     def apply(self, job: Job) -> Job:
-        """The job as the runs tell it, for :func:`perfmodel.predict`.
+        """The job with the fitted parameters, for :func:`perfmodel.predict`.
 
         Raises
         ------
@@ -166,7 +167,7 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return StepTime(value, min(low, value), max(high, value), samples / value, note)
 
     def cluster(self, base: Cluster) -> Cluster:
-        """The cluster of the runs, with what they tell of it."""
+        """The cluster with the fitted parameters."""
         told = [f"{e.name} {_shown(e)}" for e in self.estimates if e.name in self._of_cluster]
         text = f"{', '.join(told) or 'nothing'} fitted to {self.seen}; else: {base.source.text}"
         named = msgspec.structs.replace(
@@ -175,11 +176,11 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return on_cluster(named, self.values)
 
     def profile(self, base: Profile, workload: Workload) -> Profile:
-        """A workload's profile, with times as long as the runs tell.
+        """A workload's profile, with its times scaled by the fitted compute factor.
 
         Raises
         ------
-        InputError : they do not tell; or the profile has no times on that device.
+        InputError : the factor is not identified; or the profile has no times on that device.
         """
         if "compute_factor" not in self.values:
             raise InputError("compute_factor: the runs do not tell how long computing takes")
@@ -188,7 +189,7 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def seen(self) -> str:
-        """Which runs there were, in words."""
+        """Summary of the runs as text."""
         spans = [_span(name, *span) for name, span in self.ranges.items()]
         return f"{len(self.runs)} runs ({', '.join((*self.architectures, *spans))})"
 
@@ -210,7 +211,7 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return [name for name in self.values if name not in ("compute_factor", "jitter")]
 
     def _beyond(self, job: Job) -> str:
-        """In what a job is outside the runs; empty if it is not."""
+        """In which respects a job is outside the range of the runs; empty if it is not."""
         beyond = []
         if job.architecture.name not in self.architectures:
             beyond.append(f"{job.architecture.name}, runs were {', '.join(self.architectures)}")
@@ -236,7 +237,7 @@ def fit_runs(
     runs : at least one; all on the same cluster, but for the bandwidth of its links. fit : names of
     :data:`perfmodel.calibration.runs.parameters.PARAMETERS`, and *overlap*; without it
         all that have an effect on these runs.
-    run_spread : standard deviation of equal runs, as a fraction, until misfits tell better.
+    run_spread : prior standard deviation of equal runs, as a fraction; updated by the misfits.
     progress : called with (done, expected).
 
     Raises
@@ -255,10 +256,10 @@ def fit_runs(
     steps = _Steps(progress, len(problems) + FOLDS + 1)
     searched = [_searched(problem, names, choosing, steps) for problem in problems]
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
-    draws, known = problem.told(x, scale)
-    silent = [name for name, what in known.items() if what.told == "as before"]
+    draws, known = problem.identified(x, scale)
+    silent = [name for name, what in known.items() if what.status == "not identified"]
     kept = x
-    if silent:  # what runs do not tell is exactly as it was
+    if silent:  # these keep their former values exactly
         kept = x[[name not in silent for name in problem.names]]
         problem.names = [name for name in problem.names if name not in silent]
         kept = problem.solve([kept], scale)
@@ -293,7 +294,7 @@ def fit_runs(
 
 
 class _Steps:
-    """Counts what is done."""
+    """Counts the steps done."""
 
     def __init__(self, progress: Progress | None, of: int) -> None:
         self._progress, self._done, self._of = progress, 0, of
@@ -318,20 +319,20 @@ def _check(runs: Sequence[PastRun]) -> None:
 
 
 def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
-    """Overlaps to try, as it was first."""
+    """Settings of the overlap to try, the default first."""
     if not choosing:
         return [None]
     was = next(bool(getattr(r.job.options, OVERLAP)) for r in runs if free_overlap(r.job))
     try:
         for r in runs:
             with_overlap(r.job, not was)
-    except InputError:  # other options need it
+    except InputError:  # other options require it
         return [was]
     return [was, not was]
 
 
 def _searched(problem: Problem, names: Sequence[str], choosing: bool, steps: _Steps) -> _Searched:
-    """The best fit of those parameters that have an effect."""
+    """The best fit of the parameters that have an effect."""
     problem.names = [name for name in names if problem.effect(name) > EFFECT]
     if not problem.names and not choosing:
         raise InputError(f"fit: {', '.join(names)}: changes no run by {EFFECT:.0%} or more")
@@ -342,18 +343,18 @@ def _searched(problem: Problem, names: Sequence[str], choosing: bool, steps: _St
 
 
 def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
-    """The fit whose overlap explains the runs better; that as it was, where this is not clear."""
+    """The fit with the more likely overlap; that with the default where the margin is too small."""
     scale = min(scale for _, _, scale in searched)
     costs = [problem.cost(problem.solve([x], scale), scale) for problem, x, _ in searched]
     margin = abs(costs[0] - costs[-1])
     clear = margin >= MARGIN
     best = searched[int(np.argmin(costs)) if clear else 0]
     value, was = bool(best[0].overlap), bool(searched[0][0].overlap)
-    return best, Overlap(value, was, margin, "told" if clear else "as before")
+    return best, Overlap(value, was, margin, "identified" if clear else "not identified")
 
 
 def _held_out(problem: Problem, x: Floats, scale: float, steps: _Steps) -> Floats | None:
-    """Errors of runs predicted from the others; None if these are too few to fit to."""
+    """Errors of the cross-validation; None if there are too few runs."""
     count = len(problem.misses(x[None])[0])
     if count <= len(x) + 1:
         return None
@@ -370,22 +371,22 @@ def _estimate(name: str, job: Job, found: dict[str, float], known: dict[str, Kno
     value = found.get(name, was)
     what = known.get(name)
     if what is None:
-        told: Told = "as before"
+        status: Status = "not identified"
         low, high, note = was, was, f"changes no run by {EFFECT:.0%}"
     else:
-        told, low, high = what.told, min(what.low, value), max(what.high, value)
+        status, low, high = what.status, min(what.low, value), max(what.high, value)
         note = {
-            "told": "",
-            "not apart": f"only together with {what.other}",
-            "as before": "the runs do not tell it",
-        }[told]
+            "identified": "",
+            "confounded": f"only together with {what.other}",
+            "not identified": "the runs do not determine it",
+        }[status]
     return Fitted(
-        name=name, unit=unit, was=was, value=value, low=low, high=high, told=told, note=note
+        name=name, unit=unit, was=was, value=value, low=low, high=high, status=status, note=note
     )
 
 
 def _features(job: Job) -> dict[str, float]:
-    """What a job is told apart by."""
+    """Features of a job whose ranges are recorded."""
     found = {
         "workers": job.workers,
         "batch_size": job.workload.batch_size,
@@ -416,7 +417,7 @@ def _shown(estimate: Fitted) -> str:
 
 
 def _flags(found: dict[str, float], overlap: Overlap | None) -> list[str]:
-    """What no file holds."""
+    """Notes on parameters that are not stored in a cluster or workload file."""
     flags = [f"--jitter {found['jitter']:.3g}"] if "jitter" in found else []
     if overlap is not None and overlap.value != overlap.was:
         flags.append("--overlap" if overlap.value else "--no-overlap")

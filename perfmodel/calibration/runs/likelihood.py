@@ -1,4 +1,4 @@
-r"""How well parameters explain past runs: the least cost, and what is left unknown at it.
+r"""Robust maximum a posteriori fit of parameters to past runs, and their intervals.
 
 A run's step time is predicted by the coarse model. Parameters :math:`\theta` (logarithms, logits of
 fractions) minimise
@@ -6,13 +6,12 @@ fractions) minimise
 .. math:: \sum_i \rho\left( \frac{\ln t_i - \ln \hat t_i(\theta)}{s \, \sigma_i} \right)
    + \sum_j \rho\left( \frac{\theta_j - \theta_j^0}{\tau_j} \right)
 
-with :math:`\rho` the soft L1 loss, for which a wrong run counts linearly, not squared. The second
-sum is what was known before: the current value, right within a decade two times in three. So what
-runs do not tell stays where it was. The scale *s* comes from the median misfit. The interval
-of a parameter is where the cost is little greater if all others follow (profile likelihood: Cox,
-Hinkley, "Theoretical Statistics", 1974, section 9.3). That of a prediction is of points drawn in
-proportion to exp(-cost), by importance sampling (Gelman et al., "Bayesian Data Analysis", 2013,
-section 10.4).
+with :math:`\rho` the soft L1 loss, which is linear for outliers. The second sum is the prior: the
+current value, with a standard deviation of one decade. Parameters that the runs do not identify
+keep their values. The scale *s* comes from the median misfit. The interval of a parameter is from
+its profile likelihood (Cox, Hinkley, "Theoretical Statistics", 1974, section 9.3). That of a
+prediction is from points drawn in proportion to exp(-cost), by importance sampling (Gelman et al.,
+"Bayesian Data Analysis", 2013, section 10.4).
 """
 
 from __future__ import annotations
@@ -28,55 +27,56 @@ from numpy.typing import NDArray
 from perfmodel.base.arrays import Floats
 from perfmodel.calibration.runs.parameters import PARAMETERS, groups_of, now, step_s, with_overlap
 from perfmodel.calibration.runs.table import PastRun
-from perfmodel.calibration.statistics import Told
+from perfmodel.calibration.statistics import Status
 
 RUN_SPREAD = 0.03
-"""Standard deviation of equal runs as a fraction of their mean, until their misfits tell better: as
-in :mod:`perfmodel.calibration.servers.asynchronous_fit`."""
+"""Prior standard deviation of equal runs as a fraction of their mean, as in
+:mod:`perfmodel.calibration.servers.asynchronous_fit`."""
 
 WEIGHT = 4.0
-"""How many runs that figure counts for, against the misfits found."""
+"""Weight of that prior, as a number of runs."""
 
 MEDIAN_EFFICIENCY = 0.37
-"""Part of the runs that would tell the scale as well by their standard deviation (Rousseeuw,
-Croux, J. Am. Stat. Assoc. 88, 1993, section 1: the median absolute deviation)."""
+"""Gaussian efficiency of the median absolute deviation (Rousseeuw, Croux, J. Am. Stat. Assoc. 88,
+1993, section 1)."""
 
 TOLERATED = 2.0
 """Standard deviations beyond which a misfit counts linearly."""
 
-TOLD = 1.0 / 3.0
-"""A parameter is told if its standard deviation is below this part of that before."""
+IDENTIFIED = 1.0 / 3.0
+"""A parameter is identified if its standard deviation is below this fraction of the prior one."""
 
 STARTS, FINALISTS = 256, 2
-"""Points that the first search looks at, and from how many of them it goes on."""
+"""Points evaluated before the search, and how many of the best ones it starts from."""
 
 ENDS = 1.645
-"""Standard deviations from the middle of a normal distribution to the ends of 90 % of it."""
+"""Half-width of the central 90 % of a normal distribution, in standard deviations."""
 
 SEARCHES, CLOSE, FARTHEST = 6, 0.1, 3.0
-"""Steps of the search for such an end, how near it must come, and how many times as far it goes."""
+"""Search for an end of an interval: most steps, tolerance, and largest factor by which it
+expands."""
 
 DIFFERENCE = 1e-4
-"""Half-width of the central differences that make derivatives, in logarithms and logits."""
+"""Half-width of the central differences of derivatives, in logarithms and logits."""
 
 DRAWS, KEPT = 2048, 512
-"""Points that intervals are made of: drawn, and kept in proportion to their likelihood."""
+"""Points for intervals of predictions: drawn, and resampled in proportion to their likelihood."""
 
 FREEDOM = 5.0
-"""Degrees of freedom of the t distribution that points are drawn from: wider than the fit's own."""
+"""Degrees of freedom of the proposal, a t distribution with wider tails than the posterior."""
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What runs tell of a parameter, its 90 % interval, and what else most makes up for it."""
+    """Status of a parameter, its 90 % interval, and the parameter it is most correlated with."""
 
-    told: Told
+    status: Status
     low: float
     high: float
     other: str | None
 
 
 class Problem:
-    """Runs with one choice of the overlap; points are coordinates, (points, parameters)."""
+    """Runs with one setting of the overlap; points are coordinates, (points, parameters)."""
 
     def __init__(self, runs: Sequence[PastRun], overlap: bool | None, run_spread: float) -> None:
         self.overlap, self.run_spread = overlap, run_spread
@@ -89,12 +89,12 @@ class Problem:
 
     @property
     def centre(self) -> Floats:
-        """What was known before."""
+        """Prior means."""
         return np.array([self._centres[name] for name in self.names])
 
     @property
     def prior(self) -> Floats:
-        """Standard deviations of it."""
+        """Prior standard deviations."""
         return np.array([PARAMETERS[name].spread for name in self.names])
 
     def misses(self, points: Floats) -> Floats:
@@ -104,19 +104,19 @@ class Problem:
         return found
 
     def effect(self, name: str) -> float:
-        """By how much a parameter changes the run that it changes most."""
+        """Largest change of any run by a parameter."""
         p, centre = PARAMETERS[name], self._centres[name]
         at = centre + p.spread * np.array([-1.0, 0.0, 1.0])
         found = np.log(step_s(self._groups, {name: p.value(at)}, 3))
         return float(np.abs(found - found[1]).max())
 
     def residuals(self, points: Floats, scale: float, of: Any = slice(None)) -> Floats:
-        """Misfits of the runs ``of``, then distances from what was known, in deviations."""
+        """Misfits of the runs ``of``, then distances from the prior, in standard deviations."""
         misfits = (self.misses(points) / (scale * self._spreads))[:, of]
         return np.concatenate([misfits, (points - self.centre) / self.prior], axis=1)
 
     def costs(self, points: Floats, scale: float) -> Floats:
-        """The module's sum at each point."""
+        """The module's cost function at each point."""
         sizes = (self.residuals(points, scale) / TOLERATED) ** 2
         found: Floats = TOLERATED**2 * (np.sqrt(1.0 + sizes) - 1.0).sum(axis=1)
         return found
@@ -126,7 +126,7 @@ class Problem:
         return float(self.costs(x[None], scale)[0])
 
     def starts(self) -> list[Floats]:
-        """Where to begin: what was known, and the best of many points around it."""
+        """Starting points: the prior means, and the best of many points around them."""
         if not self.names:
             return [self.centre]
         generator = np.random.Generator(np.random.Philox(0))
@@ -136,7 +136,7 @@ class Problem:
         return [self.centre, *points[best]]
 
     def solve(self, starts: Sequence[Floats], scale: float, of: Any = slice(None)) -> Floats:
-        """The least cost of the runs ``of`` that is found from these starts."""
+        """The best minimum of the cost of the runs ``of`` from these starts."""
         if not self.names:
             return self.centre
         every = np.ones(len(self.names), bool)
@@ -151,7 +151,7 @@ class Problem:
         of: Any = slice(None),
         precision: float = 1e-8,
     ) -> tuple[float, Floats]:
-        """The least cost near a start, where only some coordinates are free; and where it is."""
+        """Minimum of the cost near a start over some of the coordinates, and its place."""
         from scipy.optimize import least_squares
 
         slopes: dict[bytes, Floats] = {}
@@ -184,21 +184,22 @@ class Problem:
         return float(answer.cost), whole(answer.x)
 
     def _with_slopes(self, x: Floats, scale: float, of: Any = slice(None)) -> tuple[Floats, Floats]:
-        """Residuals and their derivatives, all found at once: arrays cost little more than one."""
+        """Residuals and their derivatives, evaluated together: an array costs little more than one
+        point."""
         aside = DIFFERENCE * np.eye(len(x))
         found = self.residuals(np.concatenate([x[None], x + aside, x - aside]), scale, of)
         more, less = found[1 : len(x) + 1], found[len(x) + 1 :]
         return found[0], ((more - less) / (2.0 * DIFFERENCE)).T
 
     def _information(self, x: Floats, scale: float) -> Floats:
-        """Second derivatives of the cost, but for those of the step times."""
+        """Gauss-Newton approximation of the second derivatives of the cost."""
         residuals, slopes = self._with_slopes(x, scale)
         sizes = (residuals / TOLERATED) ** 2
         found: Floats = slopes.T @ (slopes * ((1.0 + sizes) ** -1.5)[:, None])
         return found + 1e-9 * np.diag(self.prior**-2.0)
 
     def _free(self, x: Floats) -> float:
-        """Runs that are left when parameters are told: what is known of these before counts not."""
+        """Degrees of freedom: the runs less the parameters that they identify."""
         told = 0.0
         if self.names:
             covariance = np.linalg.inv(self._information(x, 1.0))
@@ -206,21 +207,22 @@ class Problem:
         return max(len(self._measured) - max(told, 0.0), 0.0)
 
     def scale(self, x: Floats) -> float:
-        """How many times RUN_SPREAD runs are off, by the median: wrong runs do not count."""
+        """Scale of the misfits in units of RUN_SPREAD, by their median, which is robust to
+        outliers."""
         sizes = np.abs(self.residuals(x[None], 1.0)[0, : len(self._measured)])
         free = self._free(x)
         off = 1.4826 * float(np.median(sizes)) * math.sqrt(len(sizes) / max(free, 1.0))
         return math.sqrt((WEIGHT + free * off**2) / (WEIGHT + free))
 
     def _wider(self, x: Floats) -> float:
-        """By how much intervals are wider because the scale is not known either: as Student's."""
+        """Factor by which intervals are wider because the scale is estimated, as in Student's t."""
         from scipy.special import ndtri, stdtrit
 
         known = WEIGHT + MEDIAN_EFFICIENCY * self._free(x)
         return float(stdtrit(known, 0.95) / ndtri(0.95))
 
-    def told(self, x: Floats, scale: float) -> tuple[dict[str, Floats], dict[str, Known]]:
-        """Draws of each parameter, and what is known of it."""
+    def identified(self, x: Floats, scale: float) -> tuple[dict[str, Floats], dict[str, Known]]:
+        """Draws of each parameter, and its status and interval."""
         if not self.names:
             return {}, {}
         scale *= self._wider(x)
@@ -230,22 +232,23 @@ class Problem:
         known = {}
         for i, name in enumerate(self.names):
             low, high, other = self._ends(i, x, information, scale)
-            told: Told = "as before"
-            if (high - low) / (2.0 * ENDS) < TOLD * self.prior[i]:
-                told = "told"
-            elif other is not None and alone[i] < TOLD * self.prior[i]:
-                told = "not apart"
+            status: Status = "not identified"
+            if (high - low) / (2.0 * ENDS) < IDENTIFIED * self.prior[i]:
+                status = "identified"
+            elif other is not None and alone[i] < IDENTIFIED * self.prior[i]:
+                status = "confounded"
             p = PARAMETERS[name]
-            known[name] = Known(told, float(p.value(low)), float(p.value(high)), other)
+            known[name] = Known(status, float(p.value(low)), float(p.value(high)), other)
         draws = {n: PARAMETERS[n].value(points[:, i]) for i, n in enumerate(self.names)}
         return draws, known
 
     def _ends(
         self, i: int, x: Floats, information: Floats, scale: float
     ) -> tuple[float, float, str | None]:
-        """Coordinates between which a parameter is in 90 % of cases, and what makes up for it.
+        """Ends of a parameter's 90 % interval, as coordinates, and the parameter that compensates
+        most.
 
-        There the cost is greater by ENDS^2 / 2, if the others follow (profile likelihood).
+        There the cost, minimised over the others, is greater by ENDS^2 / 2 (profile likelihood).
         """
         least = self.cost(x, scale)
         first = ENDS * math.sqrt(float(np.linalg.inv(information)[i, i]))
@@ -266,7 +269,7 @@ class Problem:
         return ends[0], ends[1], other
 
     def _following(self, i: int, value: float, start: Floats, scale: float) -> Floats:
-        """The least cost with one coordinate given."""
+        """Minimum of the cost with one coordinate fixed."""
         moved = start.copy()
         moved[i] = value
         free = np.arange(len(start)) != i

@@ -1,7 +1,7 @@
-"""What past runs can tell of a cluster and a device, and step times with other values of it.
+"""Parameters that can be fitted to past runs, and step times as functions of them.
 
-Step times are those of the coarse model. A table of runs is few jobs with several numbers of
-workers each: :class:`Group` evaluates one for all of them, and for many values, at once.
+Step times are those of the coarse model. A table of runs has few jobs, each with several numbers of
+workers: :class:`Group` evaluates one job for all of these, and for many values, at once.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ Values = Mapping[str, Quantity]
 """Values of parameters by name: numbers, or arrays of as many points."""
 
 DECADE = math.log(10.0)
-"""Standard deviation of the logarithm (or logit) of what is known within a factor of ten."""
+"""Standard deviation of the logarithm (or logit) of a value known within a factor of ten."""
 
 LARGEST_EFFICIENCY = 0.99
-"""Where a fit of the efficiency begins at the latest: the logit of 1 is infinite."""
+"""Largest starting value of the efficiency: the logit of 1 is infinite."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A number that runs may tell.
+    """A parameter that can be fitted to runs.
 
     Attributes
     ----------
     unit : SI; empty for a fraction or a factor.
-    spread : standard deviation of its coordinate before any run: an assumption.
-    least : where the fit begins if there is none yet: too little to matter.
-    bounded : whether it is a fraction, fitted by its logit; else by its logarithm.
-    most : what a job may have.
+    spread : prior standard deviation of its coordinate: an assumption.
+    least : starting value if the job has 0: too small to matter.
+    bounded : whether it is a fraction, fitted as a logit; else as a logarithm.
+    most : largest value that a job may have.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Parameter(msgspec.Struct, frozen=True):
     most: float = math.inf
 
     def coordinate(self, value: float) -> float:
-        """Where a value lies on the scale that it is fitted on."""
+        """Coordinate of a value: its logit or logarithm."""
         if self.bounded:
             value = min(value, LARGEST_EFFICIENCY)
             return math.log(value / (1.0 - value))
         return math.log(value if value > 0.0 else self.least)
 
     def value(self, coordinate: Quantity) -> Quantity:
-        """The value at a place on that scale."""
+        """Value of a coordinate."""
         if self.bounded:
             return 1.0 / (1.0 + np.exp(-coordinate))
         return np.minimum(np.exp(coordinate), self.most)
@@ -89,7 +89,7 @@ SCALED = (
 """Times of a profile that a factor of computing applies to."""
 
 OVERLAP = "overlap"
-"""The option that runs may tell, too: whether communication overlaps with computation."""
+"""The option that can be fitted as well: whether communication overlaps with computation."""
 
 
 def names_of(asked: Sequence[str]) -> list[str]:
@@ -106,7 +106,7 @@ def names_of(asked: Sequence[str]) -> list[str]:
 
 
 def now(job: Job) -> dict[str, float]:
-    """The values that a job has."""
+    """Current values of a job."""
     return {
         "latency_s": job.cluster.nic.latency_s,
         "efficiency": job.cluster.nic.efficiency,
@@ -191,16 +191,16 @@ def _times(value: Seconds | None, factor: float) -> Seconds | None:
 
 
 def free_overlap(job: Job) -> bool:
-    """Whether nobody said if the job's communication overlaps with computation."""
+    """Whether the overlap of communication with computation was not specified."""
     return any(a.name == OVERLAP for a in job.assumptions)
 
 
 def with_overlap(job: Job, overlap: bool | None) -> Job:
-    """The job with this overlap, where nobody said.
+    """The job with this overlap, if it was not specified.
 
     Raises
     ------
-    InputError : other options do not go with it.
+    InputError : other options are incompatible with it.
     """
     if overlap is None or not free_overlap(job):
         return job
@@ -209,9 +209,9 @@ def with_overlap(job: Job, overlap: bool | None) -> Job:
 
 
 class Group(msgspec.Struct, frozen=True, eq=False):
-    """Jobs that differ in nothing but the number of workers.
+    """Jobs that differ only in the number of workers.
 
-    ``index`` (jobs,) is where each stands among all jobs, ``workers`` (jobs,) how many it has.
+    ``index`` (jobs,) is the position of each among all jobs, ``workers`` (jobs,) its workers.
     """
 
     job: Job

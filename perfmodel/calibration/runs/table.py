@@ -1,4 +1,4 @@
-"""A table of past runs: which jobs they were, and how long a step took."""
+"""A table of past runs: their jobs and step times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import job_facts
 
 MEASURED = ("step_s", "iteration_s", "samples_per_s")
-"""Columns that say how fast a run was, of which a line has one."""
+"""Columns for the measured speed; each line fills one of them."""
 
 WHOLE = ("workers", "batch_size", "global_batch_size")
 TEXTS = ("model", "workload", "device", "precision", "arch", "jitter")
@@ -27,10 +27,10 @@ RATE, SPREAD = "bandwidth_bytes_per_s", "spread_fraction"
 
 
 class PastRun(msgspec.Struct, frozen=True):
-    """A run that was measured: its job, and the mean step of a worker in its steady part.
+    """A measured run: its job, and the mean step time of a worker in its steady state.
 
-    ``spread_fraction`` is the standard deviation of this mean as a fraction of it, ``place`` what
-    errors and reports call the run.
+    ``spread_fraction`` is the standard deviation of this mean as a fraction of it, ``place`` the
+    name of the run in errors and reports.
     """
 
     job: Job
@@ -44,7 +44,7 @@ class PastRun(msgspec.Struct, frozen=True):
 
 
 class RunsTable(msgspec.Struct, frozen=True):
-    """Runs of a table, the profiles that they trained, and its columns that were not used."""
+    """Runs of a table, their profiles, and the columns that were not used."""
 
     runs: tuple[PastRun, ...]
     profiles: tuple[Profile, ...]

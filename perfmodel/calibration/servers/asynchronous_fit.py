@@ -1,10 +1,10 @@
 """Fit the model of an asynchronous parameter server to measured throughput.
 
-:mod:`perfmodel.calibration.servers.asynchronous_model` has the model. Few workers leave the server
-idle most of the time, so their throughput says little about what it takes for a step. Therefore all
-series of runs are fitted together, and published figures stand in where nothing was measured:
-regularised least squares of logarithms (Gelman, Hill, "Data Analysis Using Regression and
-Multilevel/Hierarchical Models", 2007, chapter 12).
+:mod:`perfmodel.calibration.servers.asynchronous_model` has the model. With few workers the server
+is mostly idle, so their throughput says little about its time per step. Therefore all series of
+runs are fitted together, with published figures as priors: regularised least squares of logarithms
+(Gelman, Hill, "Data Analysis Using Regression and Multilevel/Hierarchical Models", 2007, chapter
+12).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DIFFERENCE = 1e-5
 """Half-width of the central differences that make derivatives, in logarithms and logits."""
 
 WORST_CONDITION = 1e12
-"""Condition number of the information beyond which parameters cannot be told apart."""
+"""Condition number of the information matrix beyond which parameters are confounded."""
 
 
 def fit_asynchronous_server(
@@ -125,9 +125,9 @@ def _reference(series: Sequence[Series]) -> tuple[float, float]:
 
 
 def _start(series: Sequence[Series], reference: tuple[float, float]) -> dict[str, float]:
-    """Where the search begins, in the order of the estimates.
+    """Starting point of the search, in the order of the estimates.
 
-    Steps are those of the fewest workers, the rest is what was known before any run.
+    Step times are those of the fewest workers, the rest are prior means.
     """
     tensors, size_bytes = reference
     tensor_s, byte_s = (figure.demand_s for figure in PUBLISHED)
@@ -149,11 +149,10 @@ def _residuals(
     reference: tuple[float, float],
     start: Mapping[str, float],
 ) -> Callable[[Floats], Floats]:
-    """What is to become small: a function of points, (points, parameters).
+    """The residuals as a function of points, (points, parameters).
 
-    Its value, (points, residuals), has the misfits of all runs, then surprises. A misfit is that of
-    a run's throughput, a surprise the distance from what was known before any run; both are of
-    logarithms, in standard deviations.
+    Its value, (points, residuals), has the misfits of the throughputs of all runs, then the
+    distances from the priors; both of logarithms, in standard deviations.
     """
     measured = [np.log([run.steps_per_s for run in one.runs]) for one in series]
     spreads = [np.array([spread(run, run_spread) for run in one.runs]) for one in series]

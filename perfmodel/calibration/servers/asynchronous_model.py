@@ -1,24 +1,25 @@
-r"""An asynchronous parameter server: how its throughput follows from a few parameters.
+r"""Throughput of an asynchronous parameter server, as a function of a few parameters.
 
 A worker computes, its gradients wait for the server, and the server applies them: a closed queueing
-network with one station (:mod:`perfmodel.theory.queueing`). A worker that never meets another takes
-*T* seconds for a step. Of these the server is busy for
+network with one station (:mod:`perfmodel.theory.queueing`). A single worker takes *T* seconds for a
+step. For part of them, the server is busy:
 
 .. math:: D = (c_0 \cdot tensors + c_1 \cdot bytes) \, e^{\delta}
 
-whatever the worker's device. :math:`c_0` and :math:`c_1` hold for all models; :math:`\delta` is
-what is peculiar to one. *N* workers and *P* servers make
+seconds, independent of the worker's device. :math:`c_0` and :math:`c_1` are common to all models;
+:math:`\delta` is specific to one. *N* workers and *P* servers make
 
 .. math:: X = \left( \left( \frac{T_P}{N} \right)^p + \left( \frac{D}{P} \right)^p \right)^{-1/p},
    \quad T_P = T - \epsilon D \left( 1 - \frac{1}{P} \right)
 
-steps per second (:func:`perfmodel.theory.queueing.blended`). The sharpness *p* of the knee says how
-near they come to the asymptotic bounds, :math:`\epsilon` which part of the server's work a worker
-waits for even if alone. Where a server's link is slower than the server, its time stands for *D*.
+steps per second (:func:`perfmodel.theory.queueing.blended`). The sharpness *p* of the knee
+determines how close they come to the asymptotic bounds; :math:`\epsilon` is the fraction of the
+server's work that even a single worker waits for. Where a server's link is slower than the server,
+its time replaces *D*.
 
-Several servers are taken to share the work evenly. But most bytes are in few tensors: where no run
-with as many servers tells, the fullest one has a part of the others' bytes as well
-(:data:`UNEVEN`), a quarter of them in the estimate, anything from none to all in its interval.
+Several servers are assumed to share the work evenly. But most bytes are in few tensors: where no
+run with as many servers identifies it, the fullest one has a fraction of the others' bytes as well
+(:data:`UNEVEN`), a quarter of them in the estimate, from none to all in its interval.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from perfmodel.base.quantities import Quantity, maximum
 from perfmodel.theory.queueing import Station, blended
 
 MODEL_SPREAD = 0.1
-"""How far a model's demand may be from that of its tensors and bytes: standard deviation of the
+"""Deviation of a model's demand from that of its tensors and bytes: standard deviation of the
 logarithm. An assumption, not a measurement."""
 
 SHARPNESS, SHARPNESS_FACTOR = 4.0, 1.65
-"""Sharpness that is expected, and the factor within which *p* - 1 is: between 2.8 and 6.
+"""Prior of the sharpness, and the factor within which *p* - 1 is expected: from 2.8 to 6.
 
 Up to seven V100 workers (Li, Walls, Xu, Guo, ICAC 2019) are like 2.8. Where the knee is at three to
 five workers, exponential times (mean-value analysis) are like 3, times with a coefficient of
@@ -47,16 +48,16 @@ variation of 0.2 like 6 (simulated), fixed times like infinity.
 """
 
 EXPOSED_SPREAD = 1.5
-"""Standard deviation of the logit of the exposed fraction: nearly even between none of the server's
-work (it hides behind computation) and all of it."""
+"""Standard deviation of the logit of the exposed fraction: nearly uniform between 0 (the server's
+work is hidden behind computation) and 1."""
 
 UNEVEN = "uneven"
-"""Which part of the other servers' bytes the fullest of several has as well, where no run tells. An
-assumption: squares of numbers spread evenly between 0 and 1."""
+"""Fraction of the other servers' bytes that the fullest of several servers has as well, where no
+run identifies it. An assumption: the square of a uniform variable."""
 
 HALF_UNEVEN = 0.25
-"""The median of these. Tensors of a convolutional network that are placed at random on two servers
-are about as uneven: with 13 large ones of equal size it is 0.23 on average."""
+"""Its median. Tensors of a convolutional network placed at random on two servers are about as
+uneven: with 13 large ones of equal size it is 0.23 on average."""
 
 DEMAND, BYTES, SHARPER, EXPOSED = "demand_s", "bytes_fraction", "sharpness", "exposed_fraction"
 """Shared parameters: demand of the reference model, which part of it its bytes are, and the others
@@ -83,7 +84,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Workers that are alike: one model on one kind of device.
+    """Identical workers: one model on one kind of device.
 
     A step pushes and pulls ``tensors`` tensors of ``parameter_bytes`` bytes in all. Workers of the
     same ``model`` load the server alike, whatever their device.
@@ -100,7 +101,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Series(Load, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Measured runs of workers that are alike."""
+    """Measured runs of identical workers."""
 
     runs: tuple[Run, ...]
 
@@ -111,7 +112,7 @@ class Series(Load, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one server needs for an update of so many tensors and bytes, as others found it.
+    """Published time of one server for an update of so many tensors and bytes.
 
     It is right within ``factor`` two times in three: a prior whose logarithm has the standard
     deviation ln(factor).
@@ -157,11 +158,11 @@ PUBLISHED = (
         ),
     ),
 )
-"""Seconds per tensor and per byte of a TensorFlow server: what is assumed before any run."""
+"""Seconds per tensor and per byte of a TensorFlow server: the prior."""
 
 
 class Parameters:
-    """What estimates mean: one value of each, or an array of draws of each.
+    """Named estimates: one value of each, or an array of draws of each.
 
     ``values`` are by name, as the estimates of a fit; ``reference`` are the tensors and bytes of
     the model that :data:`DEMAND` and :data:`BYTES` are of.
@@ -172,11 +173,11 @@ class Parameters:
         self._tensors, self._bytes = reference
 
     def step_s(self, load: Load) -> Quantity:
-        """Seconds of a step of a worker that never meets another."""
+        """Seconds of a step of a single worker."""
         return np.exp(self._values[step_key(load)])
 
     def compute_s(self, load: Load) -> Quantity:
-        """Seconds of that step in which the server does not work for it."""
+        """Seconds of that step without work of the server."""
         return self.step_s(load) - self.demand_s(load)
 
     def demand_s(self, load: Load) -> Quantity:
@@ -200,7 +201,7 @@ class Parameters:
         return self._fraction(BYTES) * np.exp(self._values[DEMAND]) / self._bytes
 
     def sharpness(self) -> Quantity:
-        """How sharp the knee between few and many workers is."""
+        """Sharpness of the knee between few and many workers."""
         return 1.0 + np.exp(self._values[SHARPER])
 
     def of_runs(self, series: Series, link_bytes_per_s: float | None) -> Floats:
@@ -231,7 +232,7 @@ class Parameters:
         if link_bytes_per_s is not None:
             of_link_s = model.parameter_bytes / link_bytes_per_s
             busiest_s = maximum(share_s, of_link_s * (1.0 / servers + more))
-        # alone, a worker is no faster than the server is
+        # a single worker is no faster than the server
         alone_s = maximum(step_s - self._fraction(EXPOSED) * (demand_s - share_s), busiest_s)
         server = Station("server", busiest_s, "fifo")
         return blended(workers, (server,), alone_s - busiest_s, sharpness=self.sharpness())

@@ -42,23 +42,23 @@ from perfmodel.calibration.statistics import Estimate, Residuals
 SCHEMA = "perfmodel.server-fit/1"
 
 DRAWS = 4096
-"""Draws of the parameters that an interval is made of."""
+"""Draws of the parameters for an interval."""
 
 QUANTILES = (0.05, 0.95)
 """Ends of an interval of 90 %."""
 
 CHANCE = 2.0
-"""Standard deviations below linear scaling that are taken for a bend, not for chance."""
+"""Standard deviations below linear scaling that count as saturation."""
 
 
 class FittedSeries(Load, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a fit keeps of a series: never the measured values.
+    """Summary of a series in a fit, without the measured values.
 
     Attributes
     ----------
     runs : workers and servers of each run that was fitted to.
     errors : error of the step time of each: predicted / measured - 1.
-    bends : whether a run with many workers was slower than its share of linear scaling.
+    bends : whether runs with many workers fall below linear scaling.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -69,7 +69,7 @@ class FittedSeries(Load, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Throughput(msgspec.Struct, frozen=True):
     """Predicted steps of all workers per second, the 90 % interval of a measured run, and a note.
 
-    ``note`` says what the prediction rests on where that is not runs like it; else it is empty.
+    ``note`` says what the prediction is based on if there are no similar runs; else it is empty.
     """
 
     steps_per_s: float
@@ -126,12 +126,12 @@ class ServerFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def step_s(self) -> dict[str, Estimate]:
-        """Seconds of a step of a worker that never meets another, by series."""
+        """Seconds of a step of a single worker, by series."""
         return {s.name: self._estimate(Parameters.step_s, s) for s in self.series}
 
     @property
     def compute_s(self) -> dict[str, Estimate]:
-        """Seconds of that step in which the server does not work for it, by series."""
+        """Seconds of that step without work of the server, by series."""
         return {s.name: self._estimate(Parameters.compute_s, s) for s in self.series}
 
     @property
@@ -156,12 +156,12 @@ class ServerFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def sharpness(self) -> Estimate:
-        """How sharp the knee between few and many workers is (the exponent *p*)."""
+        """Sharpness of the knee between few and many workers (the exponent *p*)."""
         return self._estimate(Parameters.sharpness)
 
     @property
     def residuals(self) -> Residuals:
-        """How well the runs are met that were fitted to."""
+        """Residuals of the runs that were fitted to."""
         sizes = np.abs([error for one in self.series for error in one.errors])
         return Residuals(
             float(np.median(sizes)), float(np.quantile(sizes, 0.9)), float(sizes.max())
@@ -259,7 +259,7 @@ class ServerFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def _estimate(
         self, quantity: Callable[..., Quantity], *arguments: object, noise: float = 0.0
     ) -> Estimate:
-        """A quantity of the parameters; ``noise``: spread of its logarithm on top of theirs."""
+        """A function of the parameters; ``noise``: additional spread of its logarithm."""
         value = float(quantity(Parameters(self.estimates, self.reference), *arguments))
         normal, draws = self._drawn
         low, high = map(
@@ -272,7 +272,7 @@ class ServerFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Standard normal draws, and independent ones of the parameters; the same every time."""
         generator = np.random.Generator(np.random.Philox(0))
         normal, *others = generator.standard_normal((1 + len(self.estimates), DRAWS))
-        # a triangular root, so that a series that is added leaves the draws of the others alone
+        # a triangular root, so that adding a series does not change the draws of the others
         drawn = np.linalg.cholesky(np.array(self.covariance)) @ np.array(others)
         values = {
             name: value + off
@@ -282,7 +282,7 @@ class ServerFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return normal, Parameters(values, self.reference)
 
     def _note(self, mix: Mapping[FittedSeries, int], servers: int) -> str:
-        """What a prediction rests on where no run is like it."""
+        """What a prediction is based on if there are no similar runs."""
         model = next(iter(mix)).model
         alike = [one for one in self.series if one.model == model]
         workers = sum(mix.values())
@@ -315,7 +315,7 @@ def read_fit(path: str | Path) -> ServerFit:
 
 
 def check(series: Sequence[Load]) -> None:
-    """Refuse series that do not go together.
+    """Raise InputError for series that cannot be fitted together.
 
     Raises
     ------
@@ -339,7 +339,7 @@ def check(series: Sequence[Load]) -> None:
 def fitted_series(
     series: Series, likely: Parameters, link_bytes_per_s: float | None, run_spread: float
 ) -> FittedSeries:
-    """What is kept of a series, given the most likely parameters."""
+    """Summary of a series, given the most likely parameters."""
     measured = np.array([run.steps_per_s for run in series.runs])
     last = max(series.runs, key=lambda run: run.workers / run.servers)
     expected = last.workers / float(likely.step_s(series))

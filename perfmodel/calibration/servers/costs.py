@@ -1,4 +1,4 @@
-"""What runs say of a parameter server, put into a cluster."""
+"""Costs of a parameter server from measured runs, for a cluster."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.measuring.training.run import MeasuredRun
 
 COSTS = ("update_per_tensor_s", "update_per_byte_s")
-"""What an update costs a server, for each tensor and for each byte."""
+"""Costs of an update: per tensor and per byte."""
 
 COVERAGE = 0.9
 """Of an interval."""
 
 
 class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an update costs a server (schema ``perfmodel.calibration/1``).
+    """Costs of an update of a server (schema ``perfmodel.calibration/1``).
 
     Attributes
     ----------
     estimates : per tensor, then per byte.
-    seen : what they come from, in words.
+    seen : what they are based on, as text.
     residuals : errors of the step time, where throughput was fitted to.
     """
 
@@ -41,7 +41,7 @@ class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
 
     def cluster(self, base: Cluster) -> Cluster:
         """The cluster with these costs of its servers."""
-        found = {e.name: e.value for e in self.estimates if e.told != "as before"}
+        found = {e.name: e.value for e in self.estimates if e.status != "not identified"}
         text = f"{', '.join(found)} of the server {self.seen}; else: {base.source.text}"
         return msgspec.structs.replace(
             base,
@@ -61,10 +61,10 @@ class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts:
-    """The median of what an update cost in several runs.
+    """Median costs of an update in several runs.
 
-    The interval is of the runs themselves: two of their values that hold the median in 90 % of
-    cases, or the first and the last of few, with a note of how sure that is.
+    The interval is between two of the runs' values that contain the median in 90 % of cases, or the
+    least and greatest of few, with a note of that probability.
 
     Raises
     ------
@@ -86,14 +86,14 @@ def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts
                 f"{sure:.0%} of cases"
             )
         estimates.append(_fitted(name, was, found))
-    if all(e.told == "as before" for e in estimates):
+    if all(e.status == "not identified" for e in estimates):
         raise InputError("runs: none measured what an update costs its server")
     seen = f"measured in {len(runs)} run{'s' * (len(runs) > 1)}"
     return ServerCosts(estimates=tuple(estimates), seen=seen, notes=tuple(notes))
 
 
 def fitted_costs(fit: ServerFit, cluster: Cluster) -> ServerCosts:
-    """What an update costs by the throughput of asynchronous runs."""
+    """Costs of an update from the throughput of asynchronous runs."""
     found = {name: getattr(fit, name) for name in COSTS}
     estimates = tuple(_fitted(name, getattr(cluster.server, name), e) for name, e in found.items())
     notes = []
@@ -114,7 +114,7 @@ def fitted_costs(fit: ServerFit, cluster: Cluster) -> ServerCosts:
 
 
 def with_server(cluster: Cluster, *runs: MeasuredRun) -> Cluster:
-    """The cluster with what updates cost the servers in these runs.
+    """The cluster with the costs of updates from these runs.
 
     Raises
     ------
@@ -129,5 +129,12 @@ def _fitted(name: str, was: float, found: Estimate) -> Fitted:
 
 def _as_before(name: str, was: float, note: str) -> Fitted:
     return Fitted(
-        name=name, unit="s", was=was, value=was, low=was, high=was, told="as before", note=note
+        name=name,
+        unit="s",
+        was=was,
+        value=was,
+        low=was,
+        high=was,
+        status="not identified",
+        note=note,
     )

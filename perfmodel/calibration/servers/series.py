@@ -14,8 +14,8 @@ def read_series(path: str | Path, *, profile: Profile | None = None) -> tuple[Se
     """Read runs of asynchronous workers, for :func:`fit_asynchronous_server`.
 
     A line is a run: ``workers``, ``steps_per_s`` of all of them together, and if need be
-    ``servers`` and ``spread_fraction``. Lines of one ``series`` are of workers that are alike; its
-    ``model``, ``tensors`` and ``parameter_bytes`` are in every line of it.
+    ``servers`` and ``spread_fraction``. Lines of one ``series`` are of identical workers; each has
+    the ``model``, ``tensors`` and ``parameter_bytes`` of the series.
 
     Parameters
     ----------

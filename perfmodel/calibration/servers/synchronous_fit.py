@@ -1,7 +1,7 @@
-"""From measured runs of synchronous parameter servers to predictions with other numbers of them.
+"""Fits synchronous parameter servers to measured runs, to predict other numbers of workers and
+servers.
 
-:mod:`perfmodel.calibration.servers.synchronous_model` has the formula and what is assumed before
-any run.
+:mod:`perfmodel.calibration.servers.synchronous_model` has the formula and the priors.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from perfmodel.calibration.servers.synchronous_model import (
 Matrix = tuple[tuple[float, ...], ...]
 
 TOLERATED = 2.0
-"""Standard deviations from which on a residual counts less than its square (Cauchy's loss)."""
+"""Scale of Cauchy's loss, in standard deviations, above which residuals lose weight."""
 
 DIFFERENCE = 1e-4
-"""Half-width of the central differences that make derivatives."""
+"""Half-width of the central differences of derivatives."""
 
 DOUBLING = 0.03
 """Standard deviation for each doubling of workers or servers beyond the most that a model was run
@@ -43,18 +43,19 @@ UNSEEN_LARGER, UNSEEN_MODEL = 0.1, 0.25
 """Standard deviations of model errors where there are too few runs for cross-validation."""
 
 HELD_BACK = (1 / 2, 2 / 3)
-"""Parts of the runs of each model, the smallest, that predict the others in cross-validation."""
+"""Fractions of the runs of each model, the smallest runs, that predict the others in
+cross-validation."""
 
 
 class FittedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a fit keeps of a model: never the measured values.
+    """Summary of a model in a fit, without the measured values.
 
     Attributes
     ----------
     runs : workers, servers and batch size of the runs that were fitted to.
-    uneven : numbers of servers above one that it was run with.
-    values : the model's own parameters, one for each of ``uneven``, then the common ones, as the
-        fit has them.
+    uneven : the numbers of servers above one in its runs.
+    values : the model's own parameters, one for each of ``uneven``, then the common ones, on the
+    scales of the fit.
     covariance : of these.
     """
 
@@ -72,17 +73,17 @@ class FittedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def most(self) -> tuple[int, int]:
-        """Most workers and most servers of its runs."""
+        """Largest numbers of workers and servers in its runs."""
         workers, servers, _ = zip(*self.runs, strict=True) if self.runs else ((1,), (1,), ())
         return max(workers), max(servers)
 
 
 class SynchronousStep(msgspec.Struct, frozen=True):
-    """A predicted step, its parts, and how far it may be off.
+    """A predicted step, its parts, and its uncertainty.
 
-    ``compute_s``, ``wait_s`` and ``server_s`` less ``hidden_s`` add up to ``step_s``; hidden is
-    what of computing and serving goes on at the same time. ``note`` says what the prediction rests
-    on where that is not runs like it; else it is empty.
+    ``compute_s``, ``wait_s`` and ``server_s`` less ``hidden_s`` add up to ``step_s``; hidden is the
+    overlap of computing and serving. ``note`` says what the prediction is based on if there are no
+    similar runs; else it is empty.
     """
 
     step_s: float
@@ -100,11 +101,11 @@ class SynchronousFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     Attributes
     ----------
     worker_cores, server_cores : of each container.
-    network_bytes_per_s : what a server's network moves each way.
+    network_bytes_per_s : bandwidth of a server, each way.
     rows : runs that were fitted to.
     common, covariance : parameters that hold for all models, in the order of :data:`COMMON`.
-    larger_spread, model_spread : standard deviation of the logarithm of what calibration does not
-        explain, in runs larger than those fitted to, and in runs of models not fitted to.
+    larger_spread, model_spread : standard deviation of the logarithm of the model error, in runs
+    larger than those fitted to, and in runs of models not fitted to.
     """
 
     worker_cores: float
@@ -133,7 +134,7 @@ class SynchronousFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise unknown_name("model", model, (one.name for one in self.models))
         batch = 1.0 if batch_size is None else number("batch_size", batch_size, above=0.0)
         batch /= 1.0 if batch_size is None else of.batch_size
-        values, covariance = _with_luck(of, servers)
+        values, covariance = _with_imbalance(of, servers)
         aside = DIFFERENCE * np.eye(len(values))
         rows = np.concatenate([[values], values + aside, values - aside]).T
         parts = parts_of(
@@ -148,7 +149,7 @@ class SynchronousFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         uncertainty = Uncertainty(
             calibration=math.sqrt(float(slope @ covariance @ slope)),
             model=self.larger_spread if alike else self.model_spread,
-            # how errors grow away from one worker and server is in the spread between models
+            # the spread between models includes the growth of errors with workers and servers
             extrapolation=DOUBLING * math.log2(beyond) if alike else 0.0,
         )
         return SynchronousStep(
@@ -162,12 +163,12 @@ class SynchronousFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         )
 
     def for_model(self, model: SynchronousModel) -> SynchronousFit:
-        """Of another model alone, from its runs, if there are any, and from what is common."""
+        """A fit of another model only, from its runs, if any, and the common parameters."""
         found = _fitted([model], self._containers, self.common, self.covariance)
         return msgspec.structs.replace(self, models=found.models)
 
     def without_models(self) -> SynchronousFit:
-        """Only what is common, for :meth:`for_model`."""
+        """The common parameters only, for :meth:`for_model`."""
         return msgspec.structs.replace(self, models=())
 
     @property
@@ -247,8 +248,9 @@ def _assumed() -> tuple[tuple[float, ...], Matrix]:
     return values, _nested(np.diag([spread**2 for _, _, spread in COMMON]))
 
 
-def _with_luck(of: FittedModel, servers: int) -> tuple[Floats, Floats]:
-    """Own parameters, the luck of a number of servers, and common parameters; their covariance."""
+def _with_imbalance(of: FittedModel, servers: int) -> tuple[Floats, Floats]:
+    """Own parameters, the imbalance of a number of servers, and common parameters; their
+    covariance."""
     common = OWN + len(of.uneven)
     where = [*range(OWN), common, *range(common, len(of.values))]
     if servers in of.uneven:
@@ -279,8 +281,8 @@ def _fitted(
     shared = np.arange(len(found.x) - len(common), len(found.x))
     fitted = []
     for k, one in enumerate(models):
-        luck = [OWN * len(models) + n for n, (of, _) in enumerate(problem.uneven) if of == k]
-        where = np.array([*range(OWN * k, OWN * (k + 1)), *luck, *shared])
+        imbalance = [OWN * len(models) + n for n, (of, _) in enumerate(problem.uneven) if of == k]
+        where = np.array([*range(OWN * k, OWN * (k + 1)), *imbalance, *shared])
         fitted.append(
             FittedModel(
                 name=one.name,
@@ -303,7 +305,7 @@ def _fitted(
 
 
 def _larger_spread(models: Sequence[SynchronousModel], containers: Containers) -> float:
-    """What larger runs differ by from a fit to the smaller ones of each model."""
+    """Spread of larger runs around a fit to the smaller ones of each model."""
     found: list[tuple[float, float]] = []
     for part in HELD_BACK:
         kept, left = [], []
@@ -316,13 +318,13 @@ def _larger_spread(models: Sequence[SynchronousModel], containers: Containers) -
         found += [_miss(fit, name, run) for name, run in left]
     if len(found) < 3:
         return UNSEEN_LARGER
-    # the spread with which intervals hold as many of them as they are to
+    # the spread that gives the intervals their nominal coverage
     needed = [(miss / WIDTH) ** 2 - explained for miss, explained in found]
     return math.sqrt(max(float(np.quantile(needed, COVERAGE)), RUN_SPREAD**2))
 
 
 def _model_spread(models: Sequence[SynchronousModel], containers: Containers) -> float:
-    """What runs of a model differ by from a fit to others and to its smallest run."""
+    """Spread of a model's runs around a fit to other models and its smallest run."""
     found: list[tuple[float, float]] = []
     for one in models if len(models) > 1 else ():
         others = [other for other in models if other is not one]
@@ -330,7 +332,7 @@ def _model_spread(models: Sequence[SynchronousModel], containers: Containers) ->
         alone = msgspec.structs.replace(one, runs=(smallest,))
         fit = _fitted(others, containers, *_assumed()).for_model(alone)
         missed = np.array([_miss(fit, one.name, run) for run in left])
-        if left:  # errors of one model go together: it counts once
+        if left:  # errors of one model are correlated: it counts once
             found.append((float(np.mean(missed[:, 0] ** 2)), float(missed[:, 1].mean())))
     if len(found) < 3:
         return UNSEEN_MODEL
@@ -339,7 +341,7 @@ def _model_spread(models: Sequence[SynchronousModel], containers: Containers) ->
 
 
 def _miss(fit: SynchronousFit, model: str, run: SynchronousRun) -> tuple[float, float]:
-    """Logarithm of predicted over measured, and the variance that the interval already has."""
+    """Logarithm of predicted over measured, and the variance already in the interval."""
     found = fit.predict(model, run.workers, run.servers, run.batch_size)
     explained = found.uncertainty.calibration**2 + found.uncertainty.extrapolation**2
     return math.log(found.step_s / run.step_s), explained

@@ -1,34 +1,34 @@
-r"""The step of synchronous parameter servers as a formula, and how far runs are from it.
+r"""Step time of synchronous parameter servers as a formula, and the misfits of runs.
 
-All *w* workers share one batch; servers are limited by their processors, as they are in containers
-of few cores. A step takes
+All *w* workers share one batch; servers are limited by their processors, as in containers with few
+cores. A step takes
 
 .. math:: T = \left(K^k + S^k\right)^{1/k} + W \frac{w - 1}{w + 1}, \quad
    K = C \left(1 - f + f \frac{m}{w}\right), \quad
    S = (A + B w) \left(h + \frac{1 - h}{p}\right) e^{u_p}, \quad k = \frac{1}{1 - o}
 
-- A worker alone computes for *C*. The part *f* of it shrinks with its share of the batch; *m* is
-  the batch as a multiple of that of the model's runs. The rest, such as launching and serialising,
-  does not shrink. The processor time of workers, where it was measured, tells *f*.
-- Servers have *A* to do in every step (update the parameters), and *B* for every worker (receive
-  and add up its gradients, send parameters). The processor time of a single server tells both;
-  of several servers it does not, since they are busy while they wait for each other.
-- Of this, *p* servers share what is cut or spread evenly. The part *h* stays on one of them:
-  tensors go to servers by hash, and the server with the most is the last to be ready. By how much
-  a number of servers has better or worse luck with the hash is :math:`u_p`, alike in all runs of a
+- A single worker computes for *C*. The fraction *f* of it is proportional to its share of the
+  batch; *m* is the batch as a multiple of that of the model's runs. The rest, such as launching and
+  serialising, is constant. The processor time of workers, where it was measured, identifies *f*.
+- Servers work for *A* in every step (update the parameters), and for *B* per worker (receive and
+  add up its gradients, send parameters). The processor time of a single server identifies both;
+  that of several servers does not, since they are busy while they wait for each other.
+- This work is divided evenly among *p* servers, except for the fraction *h*, which stays on one of
+  them: tensors are assigned to servers by hash, and the server with the most bytes finishes last.
+  The imbalance of the hash for a given number of servers is :math:`u_p`, equal in all runs of a
   model with as many servers.
-- Layers that were computed are sent while others are computed. With an overlap *o* of 0 computing
-  and serving add up, near 1 the longer of them hides the other.
-- All wait for the slowest. A container that has used up its share of the processors pauses until
-  the next period begins, for a time spread evenly between nothing and 2 *W*: the expected greatest
-  of *w* such times is 2 *W w* / (*w* + 1), their mean is a part of *C*.
+- Layers are sent while others are computed. With an overlap *o* of 0, computing and serving add up;
+  near 1 the longer of them hides the other.
+- All wait for the slowest. A container that has used up its processor quota pauses until the next
+  period begins, for a time uniform between 0 and 2 *W*: the expected maximum of *w* such times is 2
+  *W w* / (*w* + 1), their mean is included in *C*.
 
-*C*, *f*, *A*, *B*, *h*, *o* are a model's own, but not alien to those of others: *B* is near a
-common :math:`b_0`, or what the network needs for the bytes if that is more; *A* near *r B*; *h* and
-*o* near common values. Few runs tell a model's own parameters, those of all models tell the common
-ones, and published figures or assumptions stand in for what no run tells: regularised least squares
-of logarithms (Gelman, Hill, "Data Analysis Using Regression and Multilevel/Hierarchical Models",
-2007, chapter 12).
+*C*, *f*, *A*, *B*, *h*, *o* are specific to a model, with common priors: *B* is near a common
+:math:`b_0`, or the time that the network needs for the bytes if that is longer; *A* near *r B*; *h*
+and *o* near common values. A few runs identify a model's own parameters, the runs of all models the
+common ones; published figures or assumptions are the priors: regularised least squares of
+logarithms (Gelman, Hill, "Data Analysis Using Regression and Multilevel/Hierarchical Models", 2007,
+chapter 12).
 """
 
 from __future__ import annotations
@@ -45,32 +45,34 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import number, whole_number
 
 RUN_SPREAD = 0.05
-"""Standard deviation of the logarithm of a measured step around the model. An assumption; what
-cross-validation finds on top is in the intervals."""
+"""Standard deviation of the logarithm of a measured step around the model. An assumption; intervals
+include the additional error found by cross-validation."""
 
 UNEVEN_SPREAD = 0.1
-"""Standard deviation of the luck of a number of servers, :math:`u_p`. Where tensors of ResNet-50,
-ResNeXt-110 or a small LSTM, but for those above a million elements, go to servers at random, that
-of the logarithm of the fullest one's bytes is 0.04 to 0.16 for 2 to 11 servers."""
+"""Standard deviation of the imbalance for a number of servers, :math:`u_p`. If tensors of
+ResNet-50, ResNeXt-110 or a small LSTM, except those above a million elements, are assigned to
+servers at random, that of the logarithm of the fullest one's bytes is 0.04 to 0.16 for 2 to 11
+servers."""
 
 PROCESSOR_SPREAD, SERVER_PROCESSOR_SPREAD = 0.1, 0.15
 """Standard deviations of the logarithm of processor time around the model, of a worker and of a
 single server. Assumptions."""
 
 COMPUTE_SPREAD = 0.5
-"""How far computing may be from the time given for it: standard deviation of the logarithm."""
+"""Deviation of computing from the time given for it: standard deviation of the logarithm."""
 
 BUSY, BUSY_SPREAD = 3.0, 1.0
-"""Logit of the part of a worker's cores that is busy while it computes: 0.95, between 0.88 and
-0.98. An assumption: containers of few cores are short of them."""
+"""Logit of the fraction of a worker's cores that is busy while it computes: 0.95, between 0.88 and
+0.98. An assumption: containers with few cores use all of them."""
 
 DIVISIBLE_SPREAD = 1.0
-"""Standard deviation of the logit of *f*: nearly even between 0 and 1."""
+"""Standard deviation of the logit of *f*: nearly uniform between 0 and 1."""
 
 UPDATE_SPREAD, WORKER_SPREAD, HOT_SPREAD, OVERLAP_SPREAD = 1.5, 0.3, 0.5, 1.5
-"""How far a model's *A*, *B* (logarithms), *h*, *o* (logits) are from what is common: assumptions,
-rounded from what predicts models from others best in cross-validation. Optimisers differ more in
-what an update costs than messages of workers do; overlap is anything between none and all."""
+"""Deviations of a model's *A*, *B* (logarithms), *h*, *o* (logits) from the common values:
+assumptions, rounded from the values that give the best cross-validation between models. Optimisers
+differ more in the cost of an update than workers in that of messages; the overlap can have any
+value."""
 
 COMMON: tuple[tuple[str, float, float], ...] = (
     ("wait_s", math.log(0.05), 0.7),
@@ -79,8 +81,8 @@ COMMON: tuple[tuple[str, float, float], ...] = (
     ("update_ratio", 0.0, 1.0),
     ("overlap", 0.0, 1.0),
 )
-"""What is assumed before any run, with standard deviations: logarithms of *W*, b0 and *r*, and the
-logits of *h* and *o*. Linux grants processors to containers in periods of 100 ms (its ``cpu.max``),
+"""Prior means and standard deviations: logarithms of *W*, b0 and *r*, and the logits of *h* and
+*o*. Linux grants processors to containers in periods of 100 ms (its ``cpu.max``),
 so that *W* is half of that. The others are wide guesses.
 """
 
@@ -119,15 +121,15 @@ class SynchronousRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """What runs are ordered by: connections, then workers."""
+        """Sort key of runs: connections, then workers."""
         return self.workers * self.servers, self.workers, self.servers
 
 
 class SynchronousModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is trained, and its runs; of a model that was never run, none.
+    """A model and its runs; none if it was never run.
 
-    ``compute_s`` is the time of a step of one worker without any server, at the batch size of
-    ``batch_size`` samples; a rough one will do.
+    ``compute_s`` is the time of a step of one worker without any server, at a batch size of
+    ``batch_size`` samples; it may be rough.
     """
 
     name: str
@@ -142,7 +144,7 @@ class SynchronousModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class Containers(NamedTuple):
-    """What is known of all containers."""
+    """Properties common to all containers."""
 
     worker_cores: float
     server_cores: float
@@ -151,7 +153,7 @@ class Containers(NamedTuple):
 
 def parts_of(
     own: Floats,
-    luck: Floats,
+    imbalance: Floats,
     common: Floats,
     workers: Floats | float,
     servers: Floats | float,
@@ -162,19 +164,19 @@ def parts_of(
     divisible, hot, apart = _logistic(own[3]), _logistic(own[4]), _logistic(-own[5])
     computing = compute_s * (1.0 - divisible + divisible * batch / workers)
     waiting = np.exp(common[0]) * (workers - 1.0) / (workers + 1.0)
-    serving = (update_s + worker_s * workers) * (hot + (1.0 - hot) / servers) * np.exp(luck)
+    serving = (update_s + worker_s * workers) * (hot + (1.0 - hot) / servers) * np.exp(imbalance)
     longer, shorter = np.maximum(computing, serving), np.minimum(computing, serving)
     both = longer * (1.0 + (shorter / longer) ** (1.0 / apart)) ** apart
     return both + waiting, computing, waiting, serving
 
 
 class Problem(NamedTuple):
-    """Runs of models as arrays, and what is known before any run."""
+    """Runs of models as arrays, and priors."""
 
     models: Sequence[SynchronousModel]
     of: NDArray[np.int64]
     uneven: Sequence[tuple[int, int]]
-    luck: NDArray[np.int64]
+    imbalance: NDArray[np.int64]
     workers: Floats
     servers: Floats
     batch: Floats
@@ -193,7 +195,7 @@ class Problem(NamedTuple):
         common: Floats,
         covariance: Floats,
     ) -> Problem:
-        """Of some models, with what is known of the common parameters."""
+        """The problem of some models, with priors of the common parameters."""
         runs = [(k, run) for k, one in enumerate(models) for run in one.runs]
         uneven = sorted({(k, run.servers) for k, run in runs if run.servers > 1})
         numbers = {one: number for number, one in enumerate(uneven)}
@@ -201,7 +203,9 @@ class Problem(NamedTuple):
             models=models,
             of=np.array([k for k, _ in runs], np.int64),
             uneven=uneven,
-            luck=np.array([numbers.get((k, run.servers), len(uneven)) for k, run in runs], int),
+            imbalance=np.array(
+                [numbers.get((k, run.servers), len(uneven)) for k, run in runs], int
+            ),
             workers=np.array([run.workers for _, run in runs], np.float64),
             servers=np.array([run.servers for _, run in runs], np.float64),
             batch=np.array([run.batch_size / models[k].batch_size for k, run in runs]),
@@ -223,7 +227,7 @@ class Problem(NamedTuple):
         )
 
     def start(self) -> Floats:
-        """Where a search begins: the models' own parameters, the luck, the common ones."""
+        """Starting point: the models' own parameters, the imbalances, the common parameters."""
         own = np.zeros((len(self.models), OWN))
         own[:, 0] = np.log([one.compute_s for one in self.models])
         own[:, 1] = own[:, 2] = math.log(0.1)
@@ -231,13 +235,18 @@ class Problem(NamedTuple):
         return np.concatenate([own.ravel(), np.zeros(len(self.uneven)), self.known])
 
     def residuals(self, point: Floats) -> Floats:
-        """Misfits of runs, then distances from what was known, in standard deviations."""
+        """Misfits of runs, then distances from the priors, in standard deviations."""
         count, end = len(self.models), OWN * len(self.models)
         own, common = point[:end].reshape(count, OWN), point[-len(self.known) :]
-        luck = point[end : end + len(self.uneven)]
+        imbalance = point[end : end + len(self.uneven)]
         of_runs = own[self.of].T
         step, computing, _, serving = parts_of(
-            of_runs, np.append(luck, 0.0)[self.luck], common, self.workers, self.servers, self.batch
+            of_runs,
+            np.append(imbalance, 0.0)[self.imbalance],
+            common,
+            self.workers,
+            self.servers,
+            self.batch,
         )
         busy = np.log(_logistic(of_runs[6]) * computing) - self.processor
         serving = np.log(serving) - self.server_processor
@@ -255,7 +264,7 @@ class Problem(NamedTuple):
                 (own[:, 4] - common[1]) / HOT_SPREAD,
                 (own[:, 5] - common[4]) / OVERLAP_SPREAD,
                 (own[:, 6] - BUSY) / BUSY_SPREAD,
-                luck / UNEVEN_SPREAD,
+                imbalance / UNEVEN_SPREAD,
                 self.whitening @ (common - self.known),
             ]
         )

@@ -62,12 +62,12 @@ def _table(*columns: str) -> Table:
 
 
 def _estimates(estimates: Sequence[Fitted]) -> Table:
-    """A line for each parameter; an interval where it is told by something."""
+    """A line for each parameter; an interval where it is known."""
     table = _table("", "value", "90 % interval", "was", "")
     for e in estimates:
         value, was, low, high = (show(v, e.unit) for v in (e.value, e.was, e.low, e.high))
         interval = f"{low} to {high}" if e.low < e.high else ""
-        said = "" if e.told == "told" else e.told.replace("not apart", "not told apart")
+        said = "" if e.status == "identified" else e.status
         about = ": ".join(filter(None, (said, e.note)))
         table.add_row(WORDS.get(e.name, e.name), value, interval, was, escape(about))
     return table
@@ -75,8 +75,8 @@ def _estimates(estimates: Sequence[Fitted]) -> Table:
 
 def _overlap(found: Overlap) -> tuple[str, str, str, str]:
     value, was = ("yes" if v else "no" for v in (found.value, found.was))
-    if found.told == "as before":
-        return value, "", was, "as before: the runs do not tell it"
+    if found.status == "not identified":
+        return value, "", was, "not identified: the runs do not determine it"
     return value, "", was, f"e^{found.margin:.0f} times as likely as the opposite"
 
 

@@ -1,9 +1,9 @@
 """Measure a network among processes of its nodes: messages, streams and collectives.
 
-Rank 0 gives the orders and has the only clock. For every repetition it names the operation, waits
-until all ranks of it are ready, and takes the time until it is done. Where the end is a word from
-another rank, or the beginning a word to the others, that word's way is in that time: it is taken
-off again, as half of the median round trip of such words.
+Rank 0 sends the orders and measures the times. For every repetition it announces the operation,
+waits until all its ranks are ready, and measures the time until it is done. Where this includes a
+notification from another rank, or to the others, its latency is subtracted, as half of the median
+round trip of such notifications.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from perfmodel.measuring.processes.group import Group, meet
 from perfmodel.measuring.processes.ranks import Place
 
 SECONDS, REPETITIONS, TIMEOUT_S = 20.0, 20, 60.0
-"""What is taken where nothing is said."""
+"""Defaults."""
 
 WORDS = 11
-"""Round trips of a word, of which the median counts."""
+"""Round trips of a notification, of which the median is used."""
 
 CALLED: tuple[Operation, ...] = ("incast", "all_reduce", "all_gather", "reduce_scatter")
-"""Operations that others than rank 0 begin, when it says so."""
+"""Operations begun by other ranks, after a notification from rank 0."""
 ANSWERED: tuple[Operation, ...] = ("stream", "messages", "duplex", "broadcast")
-"""Operations that end somewhere else than at rank 0, which is told."""
+"""Operations that end on another rank, which notifies rank 0."""
 
 
 class Transport(Protocol):
-    """What moves the bytes: one rank's part in operations."""
+    """A rank's implementation of operations."""
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What it can do."""
+        """Supported operations."""
 
     def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
-        """The bytes that are really moved where ``size_bytes`` are asked for."""
+        """The bytes actually moved for a requested ``size_bytes``."""
 
     def prepare(
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], None]:
-        """Make what needs no measuring, and return this rank's part in the operation."""
+        """Do the unmeasured preparation, and return this rank's part in the operation."""
 
     def close(self) -> None:
-        """End it."""
+        """Release its resources."""
 
 
 def measure(
@@ -91,20 +91,20 @@ def measure(
     backend : *tcp* (plain sockets), or *gloo* or *nccl* of torch.
     sizes_bytes : sizes of all operations; by default 4 B to 67 MB.
     operations : by default all that the backend has.
-    repetitions : of each operation and size, after one that does not count.
-    seconds : for all of it, roughly: what takes too long is repeated less, or left out.
+    repetitions : of each operation and size, after one warm-up.
+    seconds : approximate total time: slow operations are repeated less, or left out.
     pause_s : how long the network is idle before each repetition.
     congestion : TCP's congestion control; "" for the system's.
     node : number of this rank's node; by default ranks of the same address share one.
-    timeout_s : how long to wait for the others, and for anything without a byte moving.
-    name : what the measurements are called.
-    say : is told what was left out.
-    progress : is told how many cases of how many are done.
+    timeout_s : how long to wait for the others, and for any connection without progress.
+    name : of the measurements.
+    say : called with notes on what was left out.
+    progress : called with (cases done, cases in all).
 
     Raises
     ------
     InputError : an argument is out of range, or ranks do not agree.
-    LostError : a rank did not come, or has gone.
+    LostError : a rank did not connect, or has disconnected.
     """
     _check(backend, congestion, repetitions, seconds, pause_s, timeout_s, node)
     sizes = None if sizes_bytes is None else _sizes(sizes_bytes)
@@ -145,7 +145,7 @@ def measure(
 
 
 def _source(group: Group, pause_s: float, congestion: str, one_way_s: float) -> Source:
-    """Where the measurements are from."""
+    """Source of the measurements."""
     when = f"after pauses of {show(pause_s, 's')}" if pause_s else "back to back"
     text = (
         f"perfmodel {__version__}, {group.place.ranks} ranks on {_nodes(group)}, "
@@ -171,7 +171,7 @@ def _nodes(group: Group) -> str:
 
 
 class Leader:
-    """Rank 0: gives orders, and takes the time."""
+    """Rank 0: sends orders, and measures times."""
 
     def __init__(
         self, group: Group, transport: Transport, pause_s: float, clock: Clock = time.perf_counter
@@ -180,7 +180,7 @@ class Leader:
         self.one_way_s = [0.0, *(self._one_way(rank) for rank in range(1, group.place.ranks))]
 
     def once(self, case: NetworkCase) -> float:
-        """Do it once; the seconds it took."""
+        """Run a case once; returns its seconds."""
         members = range(1, case.ranks)
         for rank in members:
             self.group.tell(rank, msgspec.to_builtins(case))
@@ -198,10 +198,10 @@ class Leader:
         if case.operation in ANSWERED:
             ended = self.clock()
         took_s = net(case.operation, ended - began, max(self.one_way_s[: case.ranks]))
-        return float(f"{took_s:.6g}")  # no clock has more digits
+        return float(f"{took_s:.6g}")  # more digits than any clock has
 
     def end(self) -> None:
-        """Tell all that it is over."""
+        """Tell all ranks that the measurement is over."""
         for rank in range(1, self.group.place.ranks):
             self.group.tell(rank, None)
 
@@ -210,7 +210,7 @@ class Leader:
             self.group.hear(rank)
 
     def _one_way(self, rank: int) -> float:
-        """Half of the round trip of a word."""
+        """Half of the round trip of a notification."""
         trips = []
         for _ in range(WORDS):
             began = self.clock()
@@ -221,10 +221,10 @@ class Leader:
 
 
 def net(operation: Operation, elapsed_s: float, one_way_s: float) -> float:
-    """What an operation took, of the time that rank 0 saw pass.
+    """Duration of an operation, from the time that passed on rank 0.
 
-    A word that was waited for took ``one_way_s``, but never more than half of what passed: the
-    operation itself goes over the same network.
+    The latency of a notification is ``one_way_s``, but at most half of the time: the operation
+    itself uses the same network.
 
     >>> net("ping_pong", 0.4, 0.1), net("stream", 0.5, 0.1), net("stream", 0.1, 0.1)
     (0.2, 0.4, 0.05)
@@ -235,7 +235,7 @@ def net(operation: Operation, elapsed_s: float, one_way_s: float) -> float:
 
 
 def follow(group: Group, transport: Transport) -> None:
-    """Any other rank: do what rank 0 says, until it says that it is over."""
+    """Any other rank: follow the orders of rank 0 until the end."""
     while (order := group.hear(0)) is not None:
         if order == "word":
             group.tell(0, "word")
@@ -274,13 +274,13 @@ def _check(
 
 
 def _transport(backend: str, group: Group) -> tuple[Transport, str]:
-    """What moves the bytes, and the congestion control it uses; "" where that is not known."""
+    """The transport, and its congestion control; "" if unknown."""
     if backend == "tcp":
         from perfmodel.measuring.network.tcp import Sockets
 
         return Sockets(group), next(iter(group.links.values())).congestion
     from perfmodel.measuring.processes.torch_backend import Torch
 
-    # gloo leaves its sockets as the system makes them, as those of the group are
+    # gloo's sockets have the system's default, as those of the group
     used = next(iter(group.control.values())).congestion if backend == "gloo" else ""
     return Torch(backend, group), used

@@ -1,4 +1,4 @@
-"""What to measure of a network, and how often, within a given time."""
+"""Which operations of a network to measure, and how often, within a given time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ SIZES_BYTES = tuple(4**i for i in range(1, 14))
 """4 B to 67.1 MB."""
 
 FEWEST_BULK_BYTES = 4**8
-"""Smallest default size (65.5 kB) where bandwidth is looked for, and the largest of messages that
-go back to back."""
+"""Smallest default size (65.5 kB) of bandwidth measurements, and the largest of back-to-back
+messages."""
 
 MOST_MESSAGES, MOST_MESSAGES_BYTES = 200, 4 * 2**20
-"""Messages that go back to back, and how many bytes they are at most together."""
+"""Most back-to-back messages, and most bytes of all of them."""
 
 MOST_GROUPS = 8
-"""Up to so many ranks, groups of 2, 3, ... are measured; among more, of 2, 4, 8, ... and of all."""
+"""Up to this number of ranks, groups of 2, 3, ... are measured; beyond, of 2, 4, 8, ... and all."""
 
 STEP = 4
-"""How many times as many bytes are risked at once."""
+"""Factor by which sizes increase when estimating the time of a larger one."""
 
 BULK: tuple[Operation, ...] = ("stream", "duplex", "incast")
 
@@ -49,7 +49,7 @@ class NetworkCase(msgspec.Struct, frozen=True):
 
 
 Once = Callable[[NetworkCase], float]
-"""Does a case once; the seconds it took, which are to be recorded."""
+"""Runs a case once, and returns the seconds to record."""
 
 
 def chosen_operations(
@@ -78,7 +78,7 @@ def cases(
 ) -> list[list[NetworkCase]]:
     """A series of cases, from small to large, for each operation and number of ranks.
 
-    ``real_size`` says how many bytes are moved where so many are asked for.
+    ``real_size`` gives the bytes actually moved for a requested size.
     """
     found = []
     for operation in operations:
@@ -132,11 +132,11 @@ def within(
 ) -> list[Measurement]:
     """Measure cases in about ``seconds``: each series, of growing sizes, gets its share of them.
 
-    What one leaves goes to those after it. A case is done once for warming up, then as often as
-    fits, at most ``repetitions`` times and at least once; but it is left out, with those after it
-    in its series, where doing it twice would take longer than is left. That is expected from the
-    size before it, and from sizes between them that are not recorded where it is more than
-    ``STEP`` times as large. ``idle_s`` seconds of each repetition do not grow with the size.
+    Unused time passes on to the following series. A case is run once as a warm-up, then as often as
+    time permits, at most ``repetitions`` times and at least once. It is left out, with the larger
+    ones of its series, if running it twice would exceed the remaining time. That is estimated from
+    the previous size, and from unrecorded sizes in between if it is more than ``STEP`` times
+    larger. ``idle_s`` seconds of each repetition do not grow with the size.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def within(
 
 
 def _expected(case: NetworkCase, known: tuple[int, float], idle_s: float) -> float:
-    """Seconds that a case takes at most, where it moves more than what is ``known``; else 0."""
+    """Upper estimate of a case's seconds if it moves more bytes than ``known``; else 0."""
     moved, took_s = known
     if not case.moved_bytes >= moved > 0:
         return 0.0
@@ -193,7 +193,7 @@ def _expected(case: NetworkCase, known: tuple[int, float], idle_s: float) -> flo
 
 
 def _probes(case: NetworkCase, moved_bytes: int) -> list[NetworkCase]:
-    """The same with fewer bytes, ``STEP`` times as many each, from above ``moved_bytes`` on."""
+    """The same case with fewer bytes, increasing by ``STEP``, from above ``moved_bytes``."""
     unit = 4 * case.ranks  # equal parts of whole values
     found = []
     size = case.bytes // STEP // unit * unit
@@ -206,7 +206,8 @@ def _probes(case: NetworkCase, moved_bytes: int) -> list[NetworkCase]:
 def _repeated(
     case: NetworkCase, once: Once, repetitions: int, limit: float, clock: Clock
 ) -> tuple[list[float], float]:
-    """What repetitions took until ``limit``, and the mean of one with all that belongs to it."""
+    """Seconds of the repetitions until ``limit``, and the mean duration of one including its
+    overhead."""
     began = clock()
     once(case)
     values: list[float] = []

@@ -1,4 +1,4 @@
-"""What is measured over plain sockets: messages between two ranks, and a ring all-reduce."""
+"""Measured operations over plain sockets: messages between ranks, and a ring all-reduce."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Sockets:
         self._buffers: dict[str, NDArray[np.uint8]] = {}
 
     def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
-        """The bytes that are really moved where ``size_bytes`` are asked for."""
+        """The bytes actually moved for a requested ``size_bytes``."""
         return _whole(size_bytes, 4) if operation == "all_reduce" else size_bytes
 
     def prepare(
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], None]:
-        """Make what needs no measuring, and return this rank's part in the operation."""
+        """Do the unmeasured preparation, and return this rank's part in the operation."""
         out = self._buffer("out", size_bytes)
         into = self._buffer("into", size_bytes)
         if operation == "incast":
@@ -53,12 +53,12 @@ class Sockets:
         return lambda: _messages(link, out if first else into, count, first)
 
     def close(self) -> None:
-        """Nothing is to be ended: the links belong to the group."""
+        """Nothing to release: the links belong to the group."""
 
     def _incast(self, out: Any, into: Any, ranks: int) -> Callable[[], None]:
         if self.rank:
             return lambda: self.links[0].send(out)
-        # what arrives is not looked at: all share one buffer
+        # received data is not used: all share one buffer
         senders = [(self.links[rank], into) for rank in range(1, ranks)]
         return lambda: transfer([], senders)
 
@@ -66,11 +66,11 @@ class Sockets:
         if self.rank == 0:
             transfer([(link, out)], [(link, into)])
             return
-        link.receive_into(into[:1])  # both begin together
+        link.receive_into(into[:1])  # both begin at the same time
         transfer([(link, out)], [(link, into[1:])])
 
     def _buffer(self, name: str, size_bytes: int) -> NDArray[np.uint8]:
-        """Memory that is there already; zeros, so that sums stay zero."""
+        """A reused buffer of zeros, so that sums stay zero."""
         kept = self._buffers.get(name)
         if kept is None or len(kept) < size_bytes:
             kept = np.empty(size_bytes, dtype=np.uint8)
@@ -89,9 +89,9 @@ def ring_all_reduce(
 ) -> None:
     """Add up ``values`` of all ranks, (n,), in place, around a ring.
 
-    A chunk goes to the rank ``after`` while another comes from the one ``before``: ``ranks`` - 1
-    steps that add up and as many that hand round, each of about n / ranks values (Patarasuk, Yuan,
-    "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+    A chunk is sent to the rank ``after`` while another is received from the rank ``before``:
+    ``ranks`` - 1 steps of reduce-scatter and as many of all-gather, each of about n / ranks values
+    (Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
     """
     chunks: list[Any] = np.array_split(values, ranks)
     incoming: Any = np.empty_like(chunks[0]) if scratch is None else scratch
@@ -122,5 +122,5 @@ def _messages(link: Connection, data: Any, count: int, first: bool) -> None:
 
 
 def _whole(size_bytes: int, unit: int) -> int:
-    """The nearest multiple of ``unit`` that is not less, and not zero."""
+    """The size rounded up to a multiple of ``unit``, at least one."""
     return max(-(-size_bytes // unit), 1) * unit

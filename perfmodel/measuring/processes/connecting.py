@@ -1,7 +1,7 @@
-"""How processes of a run connect: who listens, who comes, and how strangers are turned away.
+"""Connections between the processes of a run: listening, connecting, rejecting strangers.
 
-Both ends prove that they know the run's token (:mod:`.tokens`) before anything else is said. Who
-does not is dropped with one logged line, and keeps nobody else waiting meanwhile.
+Both ends prove that they know the run's token (:mod:`.tokens`) before anything else is sent. Other
+connections are closed with one logged line, and do not delay valid ones.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from perfmodel.base.errors import InputError
 from perfmodel.measuring.processes.sockets import (
+    Closing,
     Connection,
     LostError,
     printable,
@@ -33,28 +33,28 @@ from perfmodel.measuring.processes.tokens import (
 )
 
 if TYPE_CHECKING:
-    from typing import Self
+    pass
 
 RETRY_S, ATTEMPT_S = 0.05, 5.0
-"""Between attempts to reach a process that is not there yet, and of one attempt."""
+"""Time between attempts to reach a process that does not listen yet, and limit of one attempt."""
 
 HANDSHAKE_S = 5.0
-"""How long who comes may take to prove that it knows the token."""
+"""Time limit for a connecting process to prove that it knows the token."""
 
 MOST_VISITORS = 64
-"""So many may be about to prove it; of more, the one that came first is dropped."""
+"""Most unauthenticated connections at a time; beyond, the oldest is closed."""
 
 MOST_LOGGED = 100
-"""Strangers that a listener logs; of more it says so once."""
+"""Most rejected connections that a listener logs; then it logs once that there are more."""
 
 _QUOTED_BYTES = 40
-"""So much is quoted of what a stranger said."""
+"""Bytes quoted of what a rejected connection sent."""
 
 _LOG = logging.getLogger("perfmodel.measuring")
 
 
 class Visitor:
-    """Who has come to a :class:`Listener` and has not proved yet that it knows the token."""
+    """A connection to a :class:`Listener` that is not authenticated yet."""
 
     def __init__(self, accepted: socket.socket, address: str, token: Token) -> None:
         self.socket, self.address = accepted, address
@@ -65,11 +65,11 @@ class Visitor:
         accepted.send(self._question.frame)  # far smaller than any buffer
 
     def listen(self) -> bool:
-        """Take what has come; whether it has proved itself.
+        """Read available data; whether the visitor is now authenticated.
 
         Raises
         ------
-        LostError : it is a stranger, for the reason that is said.
+        LostError : it is rejected; the text has the reason.
         """
         said = self.socket.recv(ANSWER_BYTES - len(self._said))
         if not said:
@@ -86,7 +86,7 @@ class Visitor:
         return True
 
     def late(self, when: str) -> LostError:
-        """Why who does not come to an end is dropped."""
+        """Error for a visitor that exceeds its time."""
         return LostError(f"did not prove {when} who it is{self._quoted()}")
 
     def _quoted(self) -> str:
@@ -95,8 +95,9 @@ class Visitor:
         return f"; said {bytes(self._said[:_QUOTED_BYTES])!r}"
 
 
-class Listener:
-    """Where processes that know the run's token come in: ``host`` is an address of this machine.
+class Listener(Closing):
+    """Accepts connections of processes that know the run's token; ``host`` is an address of this
+    machine.
 
     Port 0 is a free one.
 
@@ -143,9 +144,9 @@ class Listener:
         return int(self.socket.getsockname()[1])
 
     def accept(self, within_s: float, peer: str = "another process") -> Connection:
-        """The next connection of who knows the token; it inherits the congestion control.
+        """The next authenticated connection; it inherits the congestion control.
 
-        All who come are heard at once, each for :data:`HANDSHAKE_S` at most.
+        All visitors are served concurrently, each for :data:`HANDSHAKE_S` at most.
 
         Raises
         ------
@@ -175,28 +176,20 @@ class Listener:
         one.close()
 
     def close(self) -> None:
-        """Let no more in."""
+        """Stop accepting connections."""
         for one in list(self._visitors.values()):
             self._drop(one, one.late("before all were there"))
         self.socket.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _let_in(self, peer: str) -> None:
-        """One more visitor, which is asked."""
+        """Accept one more visitor, and send it a challenge."""
         if len(self._visitors) >= MOST_VISITORS:
             first = next(iter(self._visitors.values()))
             self._drop(first, LostError("had to make room for others"))
         try:
             accepted, (host, number, *_) = self.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # it has gone again
+            return  # it has disconnected already
         except OSError as error:
             raise LostError(f"{peer} did not come: {error.strerror or error}") from None
         address = f"{host}:{number}"
@@ -207,7 +200,7 @@ class Listener:
             self._log(address, "has gone; said nothing")
 
     def _proves(self, one: Visitor) -> bool:
-        """Whether a visitor has proved itself; strangers are dropped."""
+        """Whether a visitor is authenticated; invalid ones are closed."""
         try:
             return one.listen()
         except LostError as error:
@@ -239,13 +232,13 @@ def connect(
     congestion: str = "",
     peer: str = "another process",
 ) -> Connection:
-    """Connect, as soon as somebody listens there who knows the token.
+    """Connect, as soon as a process that knows the token listens there.
 
     Raises
     ------
-    LostError : nobody did within ``timeout_s``.
-    InputError : the host is unknown, who listens has another token, or ``congestion`` cannot be
-        set.
+    LostError : none did within ``timeout_s``.
+    InputError : the host is unknown, the listener has another token, or ``congestion`` cannot be
+    set.
     """
     until = time.monotonic() + timeout_s
     attempts = 0
@@ -261,7 +254,7 @@ def connect(
             set_congestion(one, congestion)
             one.settimeout(min(max(until - time.monotonic(), 1e-3), ATTEMPT_S))
             one.connect(address)
-            # a port of this machine that nobody listens on can be given to the caller itself
+            # connecting to a local port without a listener can connect the socket to itself
             if one.getsockname() != one.getpeername():
                 _prove(one, token, until, f"{peer} at {host}:{port}")
                 return Connection(one, timeout_s, peer)
@@ -278,12 +271,12 @@ def connect(
 
 
 def _prove(one: socket.socket, token: Token, until: float, who: str) -> None:
-    """Answer who listens, and have it prove itself, too.
+    """Answer the listener's challenge, and check its proof.
 
     Raises
     ------
-    InputError : it has another token, or is something else.
-    OSError : it has gone, or says nothing.
+    InputError : it has another token, or is not a process of this kind.
+    OSError : it has disconnected, or does not answer.
     """
     answer = Answer(token, _exactly(one, QUESTION_BYTES, until, who))
     one.sendall(answer.frame)
@@ -298,7 +291,8 @@ def _prove(one: socket.socket, token: Token, until: float, who: str) -> None:
 
 
 def _exactly(one: socket.socket, count: int, until: float, greeted_by: str) -> bytes:
-    """The next ``count`` bytes, which come in time, and of a greeting where that is expected."""
+    """Receive ``count`` bytes in time, and check that they begin with a greeting where one is
+    expected."""
     said = bytearray()
     while len(said) < count:
         if not ready([one], within_s=until - time.monotonic())[0]:

@@ -1,9 +1,9 @@
-"""Processes that have met, agree on what to do, and end together.
+"""A group of connected processes that agree on their arguments and end together.
 
-Rank 0 listens. The others come to it, prove that they know the run's token, say who they are and
-what they were asked to do, and are told whether all agree. Then each has a *control* connection to
-rank 0 (rank 0 to each), over which rank 0 gives orders, and a *link* for what is measured to rank 0
-and to its two neighbours.
+Rank 0 listens. The others connect, prove that they know the run's token, send their rank and
+arguments, and are told whether all agree. Then each has a *control* connection to rank 0 (rank 0 to
+each), over which rank 0 sends orders, and a *link* for measurements to rank 0 and to its two
+neighbours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +23,7 @@ from perfmodel.measuring.processes import torchrun
 from perfmodel.measuring.processes.connecting import HANDSHAKE_S, Listener, connect
 from perfmodel.measuring.processes.interfaces import address_of
 from perfmodel.measuring.processes.ranks import EVERYWHERE, Place
-from perfmodel.measuring.processes.sockets import Connection, LostError, printable, ready
+from perfmodel.measuring.processes.sockets import Closing, Connection, LostError, printable, ready
 from perfmodel.measuring.processes.tokens import Token, given_token, own_token
 
 if TYPE_CHECKING:
@@ -35,14 +34,14 @@ GREETING = "perfmodel"
 _LOG = logging.getLogger("perfmodel.measuring")
 
 GRACE_S = 5.0
-"""How much longer the others wait for rank 0's verdict than it waits for them."""
+"""How much longer the others wait for rank 0's answer than it waits for them."""
 
 LAST_WORD_S = 2.0
-"""How long a process that lost another waits for somebody to say why."""
+"""How long a process that lost another waits for the reason from the others."""
 
 
 class Hello(msgspec.Struct):
-    """What a rank says first; ``port`` is where its neighbour finds it, 0 if it has none."""
+    """First message of a rank; ``port`` is where its neighbour connects, 0 if it has none."""
 
     greeting: str
     version: str
@@ -55,31 +54,31 @@ class Hello(msgspec.Struct):
 
 
 class LinkHello(msgspec.Struct):
-    """What a rank says first on a connection for what is measured: which one it is."""
+    """First message of a rank on a link: its number."""
 
     link: int
 
 
 class Welcome(msgspec.Struct):
-    """What rank 0 answers: an ``error``, or where ranks listen and on which nodes they are."""
+    """Answer of rank 0: an ``error``, or the addresses and nodes of all ranks."""
 
     error: str
     addresses: list[tuple[str, int]]
     nodes: list[int]
 
 
-class Group:
-    """This process among those that have met (:func:`meet`).
+class Group(Closing):
+    """This process as a member of a group (:func:`meet`).
 
     Attributes
     ----------
-    control : connections for orders, by rank: to all at rank 0, to rank 0 elsewhere.
-    links : connections for what is measured, by rank.
+    control : connections for orders, by rank: to all on rank 0, to rank 0 elsewhere.
+    links : connections for measurements, by rank.
     nodes : node of each rank, by number from 0, (ranks,).
-    token : what all of them know.
+    token : the shared secret.
     local_host : address of this process, as the others see it.
     rank_0_host : address of rank 0, as this process reaches it.
-    patience_s : how long to wait for a word, which comes when others have done their work.
+    patience_s : how long to wait for a message, which may come only after others have done work.
     """
 
     def __init__(self, place: Place, token: Token, timeout_s: float) -> None:
@@ -95,12 +94,12 @@ class Group:
         self.control[rank].send_object({"value": value})
 
     def hear(self, rank: int) -> Any:
-        """What ``rank`` tells next, within ``patience_s``.
+        """The next message of ``rank``, within ``patience_s``.
 
         Raises
         ------
-        LostError : it has gone, or says nothing.
-        PerfmodelError : it says why all end.
+        LostError : it has disconnected, or sends nothing.
+        PerfmodelError : it sends the reason for which all end.
         """
         one = self.control[rank]
         one.timeout_s = self.patience_s
@@ -113,7 +112,7 @@ class Group:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[Self]:
-        """What goes wrong inside, in one process, ends all of them, with the same line."""
+        """An error inside, in one process, ends all of them with the same message."""
         try:
             yield self
         except PerfmodelError as error:
@@ -126,7 +125,8 @@ class Group:
             self.close()
 
     def _reason(self, error: PerfmodelError) -> str:
-        """What another rank says about ``error``, or which has gone; else its own text."""
+        """The reason that another rank sends for ``error``, or which one was lost; else its own
+        text."""
         if not isinstance(error, LostError):
             return str(error)
         sockets = {one.socket: one for one in self.control.values()}
@@ -146,14 +146,6 @@ class Group:
         for one in (*self.control.values(), *self.links.values()):
             one.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def meet(
     place: Place,
@@ -168,17 +160,17 @@ def meet(
 
     Parameters
     ----------
-    place : its ``token`` None means that of the environment (``PERFMODEL_TOKEN``), else under
-        torchrun one that rank 0 makes up, else this user's (:func:`.tokens.own_token`).
-    timeout_s : how long to wait for them, and later for anything without a byte moving.
+    place : ``token`` None means that of the environment (``PERFMODEL_TOKEN``), else under torchrun
+    one generated by rank 0, else this user's (:func:`.tokens.own_token`).
+    timeout_s : how long to wait for them, and later for any connection without progress.
     congestion : congestion control of all connections; "" for the system's.
-    node : number of this rank's node. Either all ranks say theirs or none; then ranks with the
-        same address share a node.
+    node : number of this rank's node. Either all ranks give one or none; then ranks with the same
+    address share a node.
 
     Raises
     ------
     InputError : they do not agree, have other tokens, or the address cannot be used.
-    LostError : one did not come, or has gone.
+    LostError : one did not connect, or has disconnected.
     """
     hello = Hello(
         GREETING, __version__, place.rank, place.ranks, dict(arguments), node, place.host, 0
@@ -200,7 +192,7 @@ def _receive_all(
     timeout_s: float,
     congestion: str,
 ) -> Group:
-    """Rank 0: wait for the others, judge what they say, let them connect to each other."""
+    """Rank 0: wait for the others, check their messages, let them connect to each other."""
     until = time.monotonic() + timeout_s
     token = given or torchrun.made_up()
     host, port = _listens_on(place), place.port
@@ -260,7 +252,7 @@ def _come(
     timeout_s: float,
     congestion: str,
 ) -> Group:
-    """Any other rank: come to rank 0, then connect to it and to the neighbours for measuring."""
+    """Any other rank: connect to rank 0, then open links to it and to the neighbours."""
     host, port, token = place.host, place.port, given
     if store is not None:
         store.tell_route()
@@ -309,12 +301,12 @@ def _closed_on_error(group: Group) -> Iterator[Group]:
 
 
 def _listens_on(place: Place) -> str:
-    """The address that a process was asked to listen on, also where an interface was; or ""."""
+    """The address to listen on, resolved if an interface was given; or ""."""
     return address_of(place.listen) or place.listen
 
 
 def _let_in(group: Group, listener: Listener, awaited: set[int]) -> None:
-    """Take the links of other ranks."""
+    """Accept the links of other ranks."""
     until = time.monotonic() + listener.timeout_s
     while awaited:
         names = ", ".join(map(str, sorted(awaited)))
@@ -330,7 +322,7 @@ def _let_in(group: Group, listener: Listener, awaited: set[int]) -> None:
 def _visitor(
     listener: Listener, until: float, kind: Any, peer: str = "another process"
 ) -> tuple[Connection, Any]:
-    """The next one that says what is expected; who says something else is sent away."""
+    """The next connection with the expected first message; others are closed."""
     timeout_s = listener.timeout_s
     while True:
         one = listener.accept(until - time.monotonic(), peer)
@@ -350,7 +342,7 @@ def _answer(one: Connection, welcome: Welcome) -> None:
 
 
 def _refusal(own: Hello, hello: Hello, said: Mapping[int, Hello]) -> str:
-    """Why a rank cannot take part, whatever the others say; "" if it can."""
+    """Why a rank cannot take part, regardless of the others; "" if it can."""
     if hello.greeting != GREETING or hello.version != own.version:
         version = printable(hello.version)
         return f"rank {hello.rank} runs perfmodel {version}, rank 0 runs {own.version}"
@@ -362,7 +354,7 @@ def _refusal(own: Hello, hello: Hello, said: Mapping[int, Hello]) -> str:
 
 
 def _disagreement(said: Mapping[int, Hello]) -> str:
-    """The first difference between what ranks were asked to do; "" if there is none."""
+    """The first difference between the ranks' arguments; "" if there is none."""
     own = said[0]
     for rank in range(1, own.ranks):
         other = said[rank]
@@ -377,6 +369,6 @@ def _disagreement(said: Mapping[int, Hello]) -> str:
 
 
 def _nodes(said: Sequence[Hello]) -> list[int]:
-    """Node of each rank: what they say, or a number for each address."""
+    """Node of each rank: as given, or one for each address."""
     hosts = list(dict.fromkeys(one.host for one in said))
     return [hosts.index(one.host) if one.node is None else one.node for one in said]

@@ -1,7 +1,7 @@
-"""Processes that have met run something together: they share values, stop, and fail together.
+"""Coordination of the processes of a run: they share values, stop, and fail together.
 
-A thread listens to each, so that one that fails or vanishes ends all others at once, whatever they
-are waiting for, and all say why.
+A thread listens to each peer, so that the failure or loss of one process ends all others at once,
+whatever they are waiting for, with the same reason.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from typing import Self
 
 PROBES = 16
-"""Round trips that a clock is compared by; the shortest counts."""
+"""Round trips for a comparison of clocks; the shortest is used."""
 
-TOLD_WITHIN_S = 10.0
-"""How long a process that has lost another waits to be told why."""
+REASON_WITHIN_S = 10.0
+"""How long a process that has lost another waits for the reason."""
 
 
 class Meeting:
-    """This process among all of a run, the first ``workers`` of which are workers.
+    """This process in a run, whose first ``workers`` ranks are workers.
 
     Attributes
     ----------
-    place : which one it is.
+    place : its rank and the meeting point.
     token : what all of them know.
-    offset_s : what to add to this process's ``time.monotonic()`` to have that of rank 0.
-    local_host : this machine's address on the way to rank 0.
+    offset_s : added to this process's ``time.monotonic()``, gives that of rank 0.
+    local_host : this machine's address on the route to rank 0.
     rank_0_host : address of rank 0, as this process reaches it.
-    stopped : set once all workers have done enough, or the time is up.
+    stopped : set once all workers have done enough, or at the time limit.
 
     Raises
     ------
-    LostError : one of them has gone.
+    LostError : one of them has disconnected.
     """
 
     def __init__(self, group: Group, workers: int) -> None:
@@ -85,9 +85,9 @@ class Meeting:
     # -- being together ------------------------------------------------------------------------
 
     def share(self, value: Any) -> list[Any]:
-        """Give a value, and get those of all ranks in their order; all ranks have to call it.
+        """All-gather of values, in the order of ranks; all ranks must call it.
 
-        Values are what JSON can say.
+        Values must be JSON-like.
         """
         if self.place.rank != 0:
             self._tell(0, {"value": value})
@@ -98,21 +98,21 @@ class Meeting:
         return values
 
     def enough(self) -> None:
-        """This worker has done enough; it is to go on until ``stopped``."""
+        """Report that this worker has done enough; it continues until ``stopped``."""
         if self.place.rank == 0:
             self._has_enough(0)
         else:
             self._tell(0, {"enough": True})
 
     def stop(self) -> None:
-        """Rank 0 tells all to stop."""
+        """Stop all processes; called by rank 0."""
         if not self.stopped.is_set():
             self.stopped.set()
             for rank in self._peers:
                 self._tell(rank, {"stop": True})
 
     def on_failure(self, call: Callable[[], None]) -> None:
-        """Have something called as soon as the run has failed, to end what waits."""
+        """Register a callback for failure of the run, to end blocking waits."""
         with self._lock:
             failed = bool(self._failure)
             self._on_failure.append(call)
@@ -120,7 +120,7 @@ class Meeting:
             call()
 
     def fail(self, text: str) -> None:
-        """The run has failed; all others are told, unless it had failed before."""
+        """Record that the run has failed, and notify all others unless it had failed before."""
         with self._lock:
             if self._failure or self._closing:
                 return
@@ -135,14 +135,15 @@ class Meeting:
             call()
 
     def reason(self, error: PerfmodelError) -> PerfmodelError:
-        """Why the run has failed: where others are missed, what all were told; else ``error``."""
+        """Why the run has failed: the shared reason if other processes were lost; else
+        ``error``."""
         if not isinstance(error, LostError):
             return error
-        self._failed.wait(TOLD_WITHIN_S)
+        self._failed.wait(REASON_WITHIN_S)
         return InputError(self._failure or str(error))
 
     def at_end(self, call: Callable[[], None]) -> None:
-        """Have something called when this process parts, after the others were told why."""
+        """Register a callback for the end of this process, after the others were notified."""
         self._at_end.append(call)
 
     def check(self) -> None:
@@ -151,7 +152,7 @@ class Meeting:
             raise InputError(self._failure)
 
     def close(self) -> None:
-        """Part; rank 0 waits for the others to do so."""
+        """Leave the run; rank 0 waits for the others to leave."""
         with self._lock:
             self._closing = True
         if self.place.rank == 0:
@@ -230,7 +231,7 @@ _FAILED = object()
 
 
 def _probe(peer: Connection) -> None:
-    """Tell a peer what to add to its clock: by the shortest of several round trips."""
+    """Send a peer the offset of its clock, from the shortest of several round trips."""
     shortest_s, offset_s = math.inf, 0.0
     for _ in range(PROBES):
         begin_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Which of several processes this one is: from flags, or from what torchrun sets."""
+"""Rank of this process and meeting point: from flags, or from torchrun's variables."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from perfmodel.measuring.processes.tokens import Token, given_token
 DEFAULT_ADDRESS = "127.0.0.1:29500"
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells each of its processes."""
+"""Variables that torchrun sets for each process."""
 
 
 EVERYWHERE = ("0.0.0.0", "::")
-"""All addresses of a machine: to listen on, not to go to."""
+"""Wildcard addresses: valid to listen on, not to connect to."""
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A process among ``ranks`` processes; they meet at ``host``, ``port``, where rank 0 is.
+    """Rank of a process among ``ranks`` processes; rank 0 listens at ``host``, ``port``.
 
     Attributes
     ----------
-    listen : address or network interface that this process listens on; empty for the one by which
-        the others reach it.
-    token : what all have to know; None: see :func:`perfmodel.measuring.processes.group.meet`.
+    listen : address or network interface to listen on; empty for the one by which the others reach
+    it.
+    token : the shared secret; None: see :func:`perfmodel.measuring.processes.group.meet`.
     """
 
     rank: int
@@ -46,13 +46,13 @@ def place(
     token_file: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Place:
-    """The place that flags say, and for those that are not given what torchrun says.
+    """The place given by flags, completed from torchrun's variables.
 
     ``address`` is HOST:PORT of rank 0.
 
     Raises
     ------
-    InputError : neither says it, a number is out of range, or the token cannot be read.
+    InputError : neither gives it, a number is out of range, or the token cannot be read.
     """
     rank = _number(rank, "--rank", "RANK", environment)
     ranks = _number(ranks, "--ranks", "WORLD_SIZE", environment)

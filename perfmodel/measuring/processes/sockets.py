@@ -1,9 +1,9 @@
-"""Connections between processes of a run over TCP that end with one clear line, never without end.
+"""TCP connections between processes of a run, with timeouts and clear errors.
 
-A wait in which no byte moves for ``timeout_s`` ends with :class:`LostError`, and so does one for a
-process that closes its end. Delays of small messages (Nagle) are off.
+A wait without progress for ``timeout_s`` raises :class:`LostError`, and so does one for a process
+that closes its end. Nagle's algorithm is off.
 
-How they come about is in :mod:`.connecting`.
+They are established in :mod:`.connecting`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,35 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 LARGEST_MESSAGE_BYTES = 2**24
-"""More is taken for something else than a message of ours."""
+"""Largest message; a larger length cannot be of this protocol."""
 
 _LENGTH = struct.Struct("!Q")
 _AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 class LostError(PerfmodelError, ConnectionError):
-    """Another process has gone, says nothing, or was never there."""
+    """Another process has disconnected, does not answer, or never connected."""
 
 
-class Connection:
-    """One end of a TCP connection; ``peer`` is what errors call the other, at ``address``.
+class Closing:
+    """A context manager that calls its ``close`` at the end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release what it holds."""
+        raise NotImplementedError
+
+
+class Connection(Closing):
+    """One end of a TCP connection; ``peer`` is the name of the other end, at ``address``, in
+    errors.
 
     ``send`` and ``receive_into`` move plain bytes. A message is its length (8 bytes, big-endian)
     and its bytes, an object a message of JSON.
@@ -55,7 +72,7 @@ class Connection:
 
     @property
     def timeout_s(self) -> float:
-        """How long to wait for a byte to move."""
+        """How long to wait for progress."""
         return self.socket.gettimeout() or 0.0
 
     @timeout_s.setter
@@ -74,7 +91,7 @@ class Connection:
 
     @property
     def congestion(self) -> str:
-        """Congestion control of what this end sends; "" where the system does not say."""
+        """Congestion control of what this end sends; "" if unknown."""
         return congestion_of(self.socket)
 
     def send(self, data: Buffer) -> None:
@@ -100,7 +117,7 @@ class Connection:
         view = _bytes(data)
         header = _LENGTH.pack(len(view))
         if len(view) < 65536:
-            self.send(header + bytes(view))  # one packet, where it fits
+            self.send(header + bytes(view))  # one packet, if it fits
         else:
             self.send(header)
             self.send(view)
@@ -117,7 +134,7 @@ class Connection:
         return message
 
     def send_object(self, value: Any) -> None:
-        """Send what JSON can say."""
+        """Send a JSON-like value."""
         self.send_message(msgspec.json.encode(value))
 
     def receive_object(self, kind: Any = Any) -> Any:
@@ -129,20 +146,12 @@ class Connection:
             raise self.no_message() from None
 
     def no_message(self) -> LostError:
-        """The error for something that makes no sense."""
+        """Error for an invalid message."""
         return LostError(f"{self.peer}: sent something that is no message")
 
     def close(self) -> None:
-        """End it; the other end sees that."""
+        """Close the connection."""
         self.socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _some(self, count: int) -> int:
         if not count:
@@ -167,11 +176,12 @@ def _bytes(data: Buffer) -> memoryview:
 def transfer(
     outgoing: Sequence[tuple[Connection, Buffer]], incoming: Sequence[tuple[Connection, Buffer]]
 ) -> None:
-    """Send and fill all buffers at once; each connection at most once in each list.
+    """Send and fill all buffers concurrently; each connection at most once in each list.
 
     Raises
     ------
-    LostError : a process has gone, or nothing moved for the first connection's ``timeout_s``.
+    LostError : a process has disconnected, or there was no progress for the first connection's
+    ``timeout_s``.
     """
     out = {one.socket: (one, _bytes(data)) for one, data in outgoing}
     into = {one.socket: (one, _bytes(data)) for one, data in incoming}
@@ -193,7 +203,7 @@ def transfer(
 def ready(
     reading: Iterable[socket.socket], writing: Iterable[socket.socket] = (), *, within_s: float
 ) -> tuple[list[socket.socket], list[socket.socket]]:
-    """Sockets that can be read and written, as soon as there is one; none when the time is up."""
+    """Sockets that can be read and written, as soon as there is one; none after the timeout."""
     readable, writable, _ = select.select(list(reading), list(writing), [], max(within_s, 0.0))
     return readable, writable
 
@@ -201,7 +211,7 @@ def ready(
 def _step(
     left: dict[socket.socket, tuple[Connection, memoryview]], key: socket.socket, *, receive: bool
 ) -> None:
-    """Move what can be moved on one socket, and forget it when all is done."""
+    """Move available data on one socket, and remove it when it is done."""
     one, rest = left[key]
     try:
         moved = one._some(key.recv_into(rest)) if receive else key.send(rest)
@@ -214,7 +224,7 @@ def _step(
 
 
 def congestion_of(one: socket.socket) -> str:
-    """The congestion control a socket uses, such as *cubic*; "" where the system does not say."""
+    """The congestion control of a socket, such as *cubic*; "" if unknown."""
     option = getattr(socket, "TCP_CONGESTION", None)
     if option is None:
         return ""
@@ -226,7 +236,7 @@ def set_congestion(one: socket.socket, name: str) -> None:
 
     Raises
     ------
-    InputError : the system does not have it, or does not allow it.
+    InputError : the system does not have it, or does not permit it.
     """
     if not name:
         return

@@ -1,9 +1,9 @@
-"""The token of a run: a secret that all its processes know, and how they prove that they do.
+"""The token of a run: a shared secret, and a mutual challenge-response authentication with it.
 
-Who listens asks a question, a random number. Who comes answers with a random number of its own and
-the HMAC-SHA256 (RFC 2104) of both under the token; who listens proves itself in the same way. The
-token is never sent. All frames are of fixed size, so that nothing a stranger sends is ever taken
-for a length.
+The listener sends a challenge, a random number. The connecting process answers with its own random
+number and the HMAC-SHA256 (RFC 2104) of both under the token; the listener proves itself in the
+same way. The token is never sent. All frames have a fixed size, so that no length is read from an
+unauthenticated connection.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ SHORTEST, LONGEST = 16, 1024
 """Bytes of a token."""
 
 GREETING = b"perfmdl2"
-"""What both sides of this protocol say first; 8 bytes."""
+"""First bytes of both sides of this protocol; 8 bytes."""
 
 NONCE_BYTES, PROOF_BYTES = 32, 32
 QUESTION_BYTES = len(GREETING) + NONCE_BYTES
 ANSWER_BYTES = len(GREETING) + NONCE_BYTES + PROOF_BYTES
 
 REFUSED = bytes(PROOF_BYTES)
-"""What who has another token is told in the place of a proof."""
+"""Sent instead of a proof to a process with another token."""
 
 
 class Token:
-    """A secret, and where it is from (for messages); it is not shown."""
+    """A secret, and its origin (for messages); the secret is never printed."""
 
     def __init__(self, secret: bytes, source: str) -> None:
         self._secret = secret
@@ -51,16 +51,16 @@ class Token:
         return self._secret.decode("latin-1")
 
     def proof(self, who: bytes, asked: bytes, answered: bytes) -> bytes:
-        """What only who knows the token can say about two random numbers."""
+        """HMAC of two random numbers under the token."""
         return hmac.digest(self._secret, GREETING + who + asked + answered, "sha256")
 
     def proves(self, said: bytes, who: bytes, asked: bytes, answered: bytes) -> bool:
-        """Whether ``said`` is that proof, in a time that does not tell how much of it is right."""
+        """Whether ``said`` is that proof, compared in constant time."""
         return hmac.compare_digest(said, self.proof(who, asked, answered))
 
 
 class Question:
-    """The side that listens: what it asks one visitor, and what it makes of the answer."""
+    """Listening side: the challenge to one visitor, and the check of its answer."""
 
     def __init__(self, token: Token) -> None:
         self._token = token
@@ -68,7 +68,8 @@ class Question:
         self.frame = GREETING + self._nonce
 
     def verdict(self, answer: bytes) -> bytes:
-        """A proof for who knows the token, :data:`REFUSED` for others; see :func:`is_greeting`."""
+        """A proof for a visitor that knows the token, else :data:`REFUSED`; see
+        :func:`is_greeting`."""
         nonce, proof = _parts(answer)
         if not self._token.proves(proof, b"comes", self._nonce, nonce):
             return REFUSED
@@ -76,7 +77,7 @@ class Question:
 
 
 class Answer:
-    """The side that comes: its answer to a question, and what it makes of the verdict."""
+    """Connecting side: the answer to a challenge, and the check of the listener's proof."""
 
     def __init__(self, token: Token, question: bytes) -> None:
         self._token = token
@@ -85,12 +86,12 @@ class Answer:
         self.frame = GREETING + self._nonce + token.proof(b"comes", self._asked, self._nonce)
 
     def accepts(self, verdict: bytes) -> bool:
-        """Whether who listens has proved that it knows the token."""
+        """Whether the listener has proved that it knows the token."""
         return self._token.proves(verdict, b"listens", self._asked, self._nonce)
 
 
 def is_greeting(said: bytes | bytearray) -> bool:
-    """Whether what was said so far is how a question or an answer begins."""
+    """Whether the bytes so far are the beginning of a challenge or an answer."""
     return GREETING.startswith(said[: len(GREETING)])
 
 
@@ -108,11 +109,11 @@ def random_token(source: str) -> Token:
 def given_token(path: str | None, environment: Mapping[str, str] = os.environ) -> Token | None:
     """The token in the file ``path`` (``--token-file``), else in the environment, else None.
 
-    White space around it does not count.
+    White space around it is ignored.
 
     Raises
     ------
-    InputError : the file cannot be read, or what is there is too short or too long.
+    InputError : the file cannot be read, or the token is too short or too long.
     """
     if path is not None:
         return _checked(_read(Path(path), "--token-file: "), f"--token-file: {path}")
@@ -122,13 +123,13 @@ def given_token(path: str | None, environment: Mapping[str, str] = os.environ) -
 
 
 def own_token(environment: Mapping[str, str] = os.environ) -> Token:
-    """The token of this user, made where there is none yet: a file that only the user can read.
+    """The token of this user, from a file that only the user can read; generated if there is none.
 
-    Processes of one user find the same on one machine, and on all that share a home directory.
+    It is the same for all processes of a user on one machine, or with a shared home directory.
 
     Raises
     ------
-    InputError : it cannot be read or written, or others may read it.
+    InputError : it cannot be read or written, or others have permission to read it.
     """
     home = environment.get("XDG_CONFIG_HOME") or "~/.config"
     path = Path(home, "perfmodel", "token")
@@ -146,7 +147,7 @@ def own_token(environment: Mapping[str, str] = os.environ) -> Token:
 
 
 def _make(path: Path) -> None:
-    """Write a new token, whole or not at all; the first of several processes counts."""
+    """Write a new token atomically; the first of several processes wins."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

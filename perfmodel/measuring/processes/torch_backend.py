@@ -1,4 +1,4 @@
-"""What is measured through ``torch.distributed``: messages and collectives of gloo or NCCL."""
+"""Measured operations of ``torch.distributed``: messages and collectives of gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VALUE_BYTES = 4
 """Of a float32."""
 
 INTERFACES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-"""Variables that say through which network interface a backend goes."""
+"""Environment variables that select the network interface of a backend."""
 
 
 class Torch:
@@ -70,16 +70,16 @@ class Torch:
         self.operations = tuple(one for one in OPERATIONS if self._has(one, ranks))
 
     def size(self, operation: Operation, size_bytes: int, ranks: int) -> int:
-        """The bytes that are really moved where ``size_bytes`` are asked for."""
+        """The bytes actually moved for a requested ``size_bytes``."""
         unit = VALUE_BYTES
         if operation in ("all_gather", "reduce_scatter"):
-            unit *= ranks  # each has an equal part
+            unit *= ranks  # equal parts
         return max(-(-size_bytes // unit), 1) * unit
 
     def prepare(
         self, operation: Operation, size_bytes: int, ranks: int, count: int
     ) -> Callable[[], None]:
-        """Make what needs no measuring, and return this rank's part in the operation."""
+        """Do the unmeasured preparation, and return this rank's part in the operation."""
         dist, whole = self._dist, self._buffer("whole", size_bytes)
         if operation == "ping_pong":
             return self._guarded(lambda: self._ping_pong(whole))
@@ -106,7 +106,7 @@ class Torch:
             step(whole, 1 - self.rank)
 
     def _guarded(self, act: Callable[[], Any]) -> Callable[[], None]:
-        """Do it to its end, on the device too; what fails is said in one line."""
+        """Run to completion, on the device too; errors become one line."""
 
         def guarded() -> None:
             try:
@@ -122,7 +122,7 @@ class Torch:
         return LostError(f"{self._backend}: {str(error).strip().splitlines()[0]}")
 
     def _has(self, operation: Operation, ranks: int) -> bool:
-        """Whether the backend can do it; all ranks find the same."""
+        """Whether the backend supports it; the same on all ranks."""
         if operation == "ping_pong":
             return True
         try:
@@ -132,7 +132,7 @@ class Torch:
         return True
 
     def _buffer(self, name: str, size_bytes: int) -> Any:
-        """Values that are there already; zeros, so that sums stay zero."""
+        """A reused buffer of zeros, so that sums stay zero."""
         values = size_bytes // VALUE_BYTES
         kept = self._buffers.get(name)
         if kept is None or len(kept) < values:
@@ -142,15 +142,15 @@ class Torch:
 
 
 def _either(dist: Any, name: str, former: str) -> Any:
-    """A function of torch by its name, or by the one it had before."""
+    """A function of torch by its current or its former name."""
     return getattr(dist, name, None) or getattr(dist, former)
 
 
 def _store(dist: Any, group: Group, timeout: timedelta) -> Any:
-    """Where the ranks find each other's addresses: at rank 0, on a free port."""
+    """Store of the ranks' addresses: at rank 0, on a free port."""
     place = group.place
     if place.rank:
-        group.tell(0, "here")  # who cannot come this far says so first
+        group.tell(0, "here")  # report a failure before the others wait for the store
         return store(dist, group.rank_0_host, group.hear(0), place.ranks, timeout)
     for rank in range(1, place.ranks):
         group.hear(rank)
@@ -163,7 +163,7 @@ def _store(dist: Any, group: Group, timeout: timedelta) -> Any:
 def store(dist: Any, host: str, port: int | None, ranks: int, timeout: timedelta) -> Any:
     """The TCPStore of all ranks at rank 0, ``host``; a new one where there is no ``port`` yet.
 
-    A new one listens on this address alone; by itself it would on all of the machine.
+    A new one listens on this address only, not on all addresses, which is the default.
     """
     if port is not None:
         return dist.TCPStore(host, port, ranks, is_master=False, timeout=timeout)
@@ -171,10 +171,10 @@ def store(dist: Any, host: str, port: int | None, ranks: int, timeout: timedelta
         port = listening.getsockname()[1]
         made = dist.TCPStore(
             host, port, ranks, is_master=True, wait_for_workers=False, timeout=timeout,
-            # libuv's server of older releases refuses a socket that is bound already
+            # the libuv server of older releases does not accept a bound socket
             master_listen_fd=listening.fileno(), use_libuv=False,
         )  # fmt: skip
-        listening.detach()  # the store's from now on
+        listening.detach()  # now owned by the store
     return made
 
 
@@ -196,9 +196,9 @@ def _device_index(torch: Any, group: Group) -> int:
 
 
 def choose_interface(backend: str, host: str) -> None:
-    """Send a backend through the interface of address ``host``, where the user says nothing.
+    """Make a backend use the interface of address ``host``, unless the user has set one.
 
-    By itself gloo takes that of the host's name, which often leads to the loopback.
+    By default gloo uses that of the host's name, which is often the loopback.
     """
     name = interface_of(host)
     if name:

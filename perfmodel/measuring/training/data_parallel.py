@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel, of a real model or of layers that wait."""
+"""Training with PyTorch's DistributedDataParallel, of a real model or of emulated layers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ from perfmodel.profiler.training import TrainingSetup
 from perfmodel.theory.buckets import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 
 CONCURRENT = {"gloo": 2, "nccl": 1}
-"""Collectives that a backend runs at a time: gloo has two threads for each process group."""
+"""Concurrent collectives of a backend: gloo has two threads for each process group."""
 
 ALGORITHM = {"gloo": "ring", "nccl": "auto"}
-"""How a backend sums, as the option of *allreduce* says: gloo goes round a ring."""
+"""Algorithm of a backend, as an option of *allreduce*: gloo uses a ring."""
 
 ALONE = 10
-"""Iterations without communication that tell how long a real model computes, after one more."""
+"""Iterations without communication that measure a real model's computing time, after one
+warm-up."""
 
 _SYSTEM_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 class Buckets(msgspec.Struct, frozen=True):
-    """Caps of DDP's buckets, and the bytes of those that it made, in order."""
+    """Caps of DDP's buckets, and the bytes of the actual buckets, in order."""
 
     cap_bytes: float
     first_bytes: float
@@ -58,11 +59,11 @@ def version() -> str:
 
 
 def check_congestion(name: str) -> None:
-    """Collectives have sockets of their own: only the system's congestion control is theirs.
+    """Check the congestion control: collectives have their own sockets, with the system's default.
 
     Raises
     ------
-    InputError : that is another one.
+    InputError : another one was requested.
     """
     if name and (found := system_congestion()) != name:
         raise InputError(
@@ -72,13 +73,13 @@ def check_congestion(name: str) -> None:
 
 
 def system_congestion() -> str:
-    """Congestion control of new sockets; empty where the system does not say."""
+    """Congestion control of new sockets; empty if unknown."""
     return _SYSTEM_CONGESTION.read_text().strip() if _SYSTEM_CONGESTION.exists() else ""
 
 
 @contextmanager
 def process_group(meeting: Meeting, backend: str, timeout_s: float) -> Iterator[Any]:
-    """torch.distributed among the processes of a meeting."""
+    """Initialise torch.distributed among the processes of a meeting."""
     torch = import_torch()
     distributed, place = torch.distributed, meeting.place
     wait = dt.timedelta(seconds=timeout_s)
@@ -113,13 +114,13 @@ class DataParallel:
         index = torch.device(device)
         ids = {"device_ids": [index]} if index.type == "cuda" else {}
         wrap = torch.nn.parallel.DistributedDataParallel
-        # buffers (running means) are not sent round: predictions know of gradients alone
+        # buffers (running means) are not broadcast: predictions include gradients only
         new = "forward_sync_buffers" in inspect.signature(wrap.__init__).parameters
         buffers = {"forward_sync_buffers" if new else "broadcast_buffers": False}
         self.model = wrap(module, **buffers, **more, **ids)
 
     def buckets(self) -> Buckets:
-        """What DDP made of the caps, after two iterations."""
+        """Actual buckets of DDP, after two iterations."""
         said = self.model._get_ddp_logging_data()
         text = said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes") or ""
         made = tuple(int(part) for part in text.replace(" ", "").split(",") if part)
@@ -127,7 +128,7 @@ class DataParallel:
 
 
 class EmulatedSteps(DataParallel):
-    """Iterations of layers that wait, with gradients of their real sizes."""
+    """Iterations of emulated layers, with gradients of real sizes."""
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class RealSteps(DataParallel):
         self._alone_s = 0.0
 
     def measure_alone(self) -> None:
-        """Measure iterations without communication, which leave the parameters as they are."""
+        """Measure iterations without communication, which do not change the parameters."""
         seconds = []
         with self.model.no_sync():
             for _ in range(1 + ALONE):
@@ -192,7 +193,7 @@ class RealSteps(DataParallel):
     def iteration(self) -> float:
         """Forward pass, backward pass and optimizer.
 
-        Returns the seconds they take without communication, but for the optimizer's.
+        Returns the computing time: without communication, but with the optimizer.
         """
         self._pass()
         begin_s = time.monotonic()
@@ -218,7 +219,8 @@ def train(
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ran:
-    """Train ``warmup`` and ``steps`` iterations, or as many as rank 0 expects within the limit."""
+    """Train ``warmup`` and ``steps`` iterations, or as many as rank 0 estimates for the time
+    limit."""
     torch = import_torch()
     begin_s = clock()
     ends_s, last = [begin_s], warmup + steps
@@ -244,14 +246,14 @@ def train(
 
 
 def waiting_module(workload: Workload, compute: Callable[[float, bool], None]) -> Any:
-    """A module whose layers take their time, and have parameters of the workload's sizes.
+    """A module with layers that wait, and parameters of the workload's sizes.
 
-    ``compute`` is called with a layer's seconds and whether it is the first forward one.
+    ``compute`` is called with a layer's seconds, and whether it is the first layer of forward.
     """
     torch = import_torch()
 
     class Wait(torch.autograd.Function):  # type: ignore[misc, name-defined]
-        """The time of a layer; its gradients are zeros."""
+        """An emulated layer; its gradients are zeros."""
 
         @staticmethod
         def forward(ctx: Any, value: Any, layer: Any, *parameters: Any) -> Any:
@@ -269,7 +271,7 @@ def waiting_module(workload: Workload, compute: Callable[[float, bool], None]) -
             super().__init__()
             self.forward_s, self.backward_s, self.first = forward_s, backward_s, first
             self.weights = torch.nn.ParameterList(torch.zeros(elements(size)) for size in sizes)
-            # the last tensor first, as backward makes them
+            # the last tensor first, as in backward
             self.backwards = list(self.weights)[::-1]
             self.gradients = [torch.zeros_like(weight) for weight in self.backwards]
 

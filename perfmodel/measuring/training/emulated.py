@@ -1,4 +1,4 @@
-"""An accelerator that waits: a layer takes the time that a workload file says, and no processor."""
+"""An emulated accelerator: a layer waits for its time in the workload file, without computing."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ Clock = Callable[[], float]
 Sleep = Callable[[float], None]
 
 ELEMENT_BYTES = 4
-"""Gradients are of float32."""
+"""Gradients are float32."""
 
 
 class Exchange(Protocol):
-    """What a worker does with the gradients and the parameters of a layer."""
+    """Exchange of a layer's gradients and parameters."""
 
     def wait(self, layer: int) -> float:
-        """Wait for the layer's parameters; when they came (on the clock of the device)."""
+        """Wait for the layer's parameters; returns their time of arrival (on the clock of the
+        device)."""
 
     def push(self, layer: int, gradient: Array) -> None:
-        """Send the layer's gradient, all its tensors in one array; what it holds is not copied."""
+        """Send the layer's gradient, all its tensors in one array, which is not copied."""
 
 
 class EmulatedDevice:
     """An accelerator that is busy from deadline to deadline.
 
-    Work starts when the work before has ended, or when its inputs are there, not when this process
-    happens to run: waking up late delays what comes after, but does not add up.
+    Work starts when the previous work has ended and its inputs are available, not when this process
+    is scheduled: late wake-ups delay the next event, but do not accumulate.
     """
 
     def __init__(self, clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:
@@ -46,23 +47,23 @@ class EmulatedDevice:
         self.busy_s = 0.0
 
     def begin(self) -> None:
-        """There was nothing to do until now."""
+        """Restart the clock: the device was idle until now."""
         self.free_s = max(self.free_s, self.clock())
 
     def compute(self, seconds: float, ready_s: float = -math.inf) -> None:
-        """Wait for work of ``seconds`` whose inputs were there at ``ready_s``."""
+        """Wait for work of ``seconds`` whose inputs were available at ``ready_s``."""
         self.free_s = max(self.free_s, ready_s) + seconds
         self.busy_s += seconds
         self.wait_until(self.free_s)
 
     def wait_until(self, deadline_s: float) -> None:
-        """Sleep until then, and not a moment less."""
+        """Sleep at least until the deadline."""
         while (left := deadline_s - self.clock()) > 0.0:
             self._sleep(left)
 
 
 def check_jitter(jitter: Jitter) -> None:
-    """Refuse jitter that cannot be emulated.
+    """Raise InputError for jitter that cannot be emulated.
 
     Raises
     ------
@@ -91,14 +92,14 @@ def factors(jitter: Jitter, seed: int, worker: int) -> Iterator[float]:
 
 
 class Loader:
-    """Batches that are loaded ahead of the worker, ``seconds`` each, one after the other."""
+    """A data loader that prefetches batches, one after the other, ``seconds`` each."""
 
     def __init__(self, seconds: float, start_s: float) -> None:
         self._seconds, self._loaded_s = seconds, start_s
         self._begun: list[float] = []
 
     def ready_s(self) -> float:
-        """When the next batch is there."""
+        """When the next batch is available."""
         if self._seconds == 0.0:
             return -math.inf
         room_s = self._begun[-PREFETCH] if len(self._begun) >= PREFETCH else -math.inf
@@ -106,12 +107,12 @@ class Loader:
         return self._loaded_s
 
     def begun(self, at_s: float) -> None:
-        """The worker has done its first layer, and with it taken a batch, at ``at_s``."""
+        """Record that the worker took a batch, for its first layer, at ``at_s``."""
         self._begun.append(at_s)
 
 
 class EmulatedModel:
-    """A workload's layers as waits, trained with a parameter server."""
+    """A workload's emulated layers, trained with a parameter server."""
 
     def __init__(
         self, workload: Workload, jitter: Jitter, seed: int, worker: int, device: EmulatedDevice

@@ -15,11 +15,12 @@ from perfmodel.profiler.training import TrainingSetup
 
 
 class HookedModel:
-    """A model whose layers wait for their parameters, and push their gradients when all are there.
+    """A model whose layers wait for their parameters, and push their gradients when these are
+    complete.
 
-    A layer is a module that has parameters of its own and is called; modules that are not called
-    by themselves, but have their parameters used, belong to the one around them. Layers are in the
-    order in which the first forward pass calls them.
+    A layer is a module that has its own parameters and is called; a module that is not called
+    itself, but whose parameters are used, belongs to the module that contains it. Layers are in the
+    order of calls in the first forward pass.
     """
 
     def __init__(self, training: TrainingSetup) -> None:
@@ -39,7 +40,7 @@ class HookedModel:
 
     @property
     def workload(self) -> Workload:
-        """The layers' gradients; their times are not known."""
+        """The layers' gradients, without times."""
         return Workload.of(
             self._training.built.name,
             [
@@ -71,7 +72,7 @@ class HookedModel:
         return time.monotonic() - begin_s - self._waited_s
 
     def finish(self, exchange: Client) -> None:
-        """Take the last parameters."""
+        """Wait for the final parameters."""
         self._exchange = exchange
         self._fresh = [False] * len(self.layers)
         for index in range(len(self.layers)):
@@ -109,7 +110,7 @@ class HookedModel:
 
 
 def _layers(training: TrainingSetup, torch: Any) -> list[tuple[str, list[Any]]]:
-    """Names of called modules and the trainable parameters that are theirs."""
+    """Names of called modules and their trainable parameters."""
     model = training.model
     called: dict[str, None] = {}
     hooks = [
@@ -133,6 +134,6 @@ def _layers(training: TrainingSetup, torch: Any) -> list[tuple[str, list[Any]]]:
 
 
 def _flat(tensors: list[Any], torch: Any) -> Array:
-    """Tensors one behind the other, as float32 on the host, in an array of their own."""
+    """Concatenated tensors, as a new float32 array on the host."""
     joined = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
     return np.asarray(joined.cpu().numpy(), np.float32)

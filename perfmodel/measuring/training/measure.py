@@ -1,4 +1,4 @@
-"""A real training run of some iterations, and what it was seen to do."""
+"""Runs a short training, and measures it."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ ARCHITECTURES = {"ps": "ps", "ring": "allreduce", "allreduce": "allreduce", "ddp
 SYNCS = ("bsp", "asp", "ssp")
 
 LEARNING_RATE = 1e-4
-"""Of a parameter server's plain SGD; small, as what is trained here is trained for its times."""
+"""Learning rate of a parameter server's SGD; small, since only the times matter."""
 
 FEWEST = 2
-"""Iterations of a worker that a rate can be told from."""
+"""Fewest iterations of a worker for a rate."""
 
 Progress = Callable[[int, int], None]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is run; the same on all ranks.
+    """Configuration of a run; the same on all ranks.
 
     Attributes
     ----------
     arch : *ps* or *allreduce*.
-    servers : of a parameter server: the last so many ranks.
-    workload : whose times are waited for; None for a real model.
-    model : arguments of :func:`perfmodel.profiler.training.training`, where it is a real one.
-    device : of the workload's times as asked for; empty for the default.
+    servers : number of parameter servers: the last ranks.
+    workload : the emulated workload; None for a real model.
+    model : arguments of :func:`perfmodel.profiler.training.training`, for a real model.
+    device : requested device of the workload's times; empty for the default.
     bucket_cap_mib : of DistributedDataParallel; None for its default.
-    time_limit_s : end earlier than after ``steps`` where these take longer.
-    threads : of the libraries that compute, in each process; None for their default.
+    time_limit_s : the run ends after this time, even before ``steps`` are done.
+    threads : of numerical libraries, in each process; None for their default.
     timeout_s : how long to wait for another process, longer than an iteration.
     """
 
@@ -104,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError("--backend nccl: moves what is on GPUs; with --emulate use gloo")
 
     def workers(self, ranks: int) -> int:
-        """How many of the ranks, the first ones, are workers.
+        """Number of workers, which are the first ranks.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return workers
 
     def arguments(self) -> dict[str, str]:
-        """What all ranks have to be given, by flag."""
+        """Arguments that must agree on all ranks, by flag."""
         given = {_flag(name): getattr(self, name) for name in self._flags}
         given["--jitter"] = f"{self.jitter.kind}:{self.jitter.cv:g}:{self.jitter.scope}"
         if self.workload is not None:
@@ -134,7 +134,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return (*common, "bucket_cap_mib", "backend")
 
     def options(self) -> dict[str, str | int | float | bool]:
-        """The architecture's options that say the same to ``make_job``."""
+        """The equivalent options for ``make_job``."""
         if self.arch == "ps":
             made: dict[str, str | int | float | bool] = {
                 "sync": self.sync, "servers": self.servers, "overlap": True, "duplex": True,
@@ -158,8 +158,8 @@ def _flag(name: str) -> str:
     return f"--{names.get(name, name.replace('_', '-'))}"
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank tells rank 0 at the end; ``ran`` of a worker, ``report`` of a server."""
+class RankReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Message of a rank to rank 0 at the end; ``ran`` of a worker, ``report`` of a server."""
 
     ran: Ran | None = None
     report: Report | None = None
@@ -169,12 +169,12 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(plan: Plan, place: Place, progress: Progress | None = None) -> MeasuredRun | None:
-    """Take part in a run as the process ``place``; what was measured, on rank 0 (else None).
+    """Take part in a run as the process ``place``; returns the measurements on rank 0 (else None).
 
     Raises
     ------
-    PerfmodelError : another process did not come, has gone, or was given something else; or the
-        run was too short.
+    PerfmodelError : another process did not connect, has disconnected, or has other arguments; or
+    the run was too short.
     """
     workers = plan.workers(place.ranks)
     if plan.arch == "allreduce":
@@ -190,17 +190,17 @@ def measure(plan: Plan, place: Place, progress: Progress | None = None) -> Measu
     )
     with Meeting(group, workers) as meeting:
         try:
-            told = _take_part(plan, meeting, workers, progress)
+            report = _take_part(plan, meeting, workers, progress)
         except PerfmodelError as error:
             raise meeting.reason(error) from error
-        values = meeting.share(msgspec.to_builtins(told))
+        values = meeting.share(msgspec.to_builtins(report))
         if place.rank != 0:
             return None
-        said = [msgspec.convert(value, ready(Told), strict=False) for value in values]
+        said = [msgspec.convert(value, ready(RankReport), strict=False) for value in values]
         return _run(plan, said, workers)
 
 
-def _take_part(plan: Plan, meeting: Meeting, workers: int, progress: Progress | None) -> Told:
+def _take_part(plan: Plan, meeting: Meeting, workers: int, progress: Progress | None) -> RankReport:
     if plan.arch == "allreduce":
         return _data_parallel(plan, meeting, progress)
     if meeting.place.rank >= workers:
@@ -221,7 +221,7 @@ def _real_model(plan: Plan) -> Any:
     return training(**arguments)
 
 
-def _data_parallel(plan: Plan, meeting: Meeting, progress: Progress | None) -> Told:
+def _data_parallel(plan: Plan, meeting: Meeting, progress: Progress | None) -> RankReport:
     place = meeting.place
     device = "cpu"
     with data_parallel.process_group(meeting, plan.backend, plan.timeout_s) as distributed:
@@ -248,10 +248,12 @@ def _data_parallel(plan: Plan, meeting: Meeting, progress: Progress | None) -> T
             f"TCP {data_parallel.system_congestion() or 'of the system'}, buckets of "
             f"{', '.join(map(str, buckets.made_bytes))} bytes"
         )
-    return Told(ran=_on_rank_0(ran, meeting), batch_size=batch_size, workload=name, about=about)
+    return RankReport(
+        ran=_on_rank_0(ran, meeting), batch_size=batch_size, workload=name, about=about
+    )
 
 
-def _server(plan: Plan, meeting: Meeting, workers: int) -> Told:
+def _server(plan: Plan, meeting: Meeting, workers: int) -> RankReport:
     server = meeting.place.rank - workers
     bound = {"bsp": 0.0, "asp": math.inf, "ssp": plan.staleness_bound}[plan.sync]
     rate = LEARNING_RATE / workers if plan.sync == "bsp" else LEARNING_RATE
@@ -272,10 +274,10 @@ def _server(plan: Plan, meeting: Meeting, workers: int) -> Told:
         meeting.at_end(serving.close)
         serving.accept()
     meeting.share(None)
-    return Told(report=serving.serve())
+    return RankReport(report=serving.serve())
 
 
-def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | None) -> Told:
+def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | None) -> RankReport:
     rank = meeting.place.rank
     addresses = [tuple(address) for address in meeting.share(None)[workers:]]
     trained: Any
@@ -301,7 +303,7 @@ def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | Non
     about = f"parameter server, TCP {client.congestion or 'of the system'}"
     meeting.share(None)
     limit = _limit(plan, meeting)
-    if plan.sync != "bsp":  # as predictions have it: not in step with each other
+    if plan.sync != "bsp":  # staggered, as in predictions
         part = float(offsets(plan.seed, workers)[rank])
         meeting.stopped.wait(part * workload.compute_s)
     ran = train(
@@ -311,7 +313,7 @@ def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | Non
     )  # fmt: skip
     if limit is not None:
         limit.cancel()
-    return Told(
+    return RankReport(
         ran=_on_rank_0(ran, meeting),
         batch_size=workload.batch_size,
         workload=workload.name,
@@ -320,7 +322,7 @@ def _worker(plan: Plan, meeting: Meeting, workers: int, progress: Progress | Non
 
 
 def _limit(plan: Plan, meeting: Meeting) -> threading.Timer | None:
-    """Stops the run in time, on rank 0."""
+    """Timer that stops the run at its time limit, on rank 0."""
     if plan.time_limit_s is None or meeting.place.rank != 0:
         return None
     timer = threading.Timer(plan.time_limit_s, meeting.stop)
@@ -330,15 +332,15 @@ def _limit(plan: Plan, meeting: Meeting) -> threading.Timer | None:
 
 
 def _on_rank_0(ran: Ran, meeting: Meeting) -> Ran:
-    """What a worker did, on the clock of rank 0."""
+    """A worker's record, on the clock of rank 0."""
     return msgspec.structs.replace(ran, ends_s=[end + meeting.offset_s for end in ran.ends_s])
 
 
-def _run(plan: Plan, told: Sequence[Told], workers: int) -> MeasuredRun:
-    """The file of a run, from what all ranks told."""
-    first = told[0]
-    ran = [one.ran for one in told if one.ran is not None]
-    reports = [one.report for one in told if one.report is not None]
+def _run(plan: Plan, messages: Sequence[RankReport], workers: int) -> MeasuredRun:
+    """The run's file, from the messages of all ranks."""
+    first = messages[0]
+    ran = [one.ran for one in messages if one.ran is not None]
+    reports = [one.report for one in messages if one.report is not None]
     synchronous = plan.arch != "ps" or plan.sync == "bsp"
     measured = measured_of(
         ran, warmup=plan.warmup, batch_size=first.batch_size, synchronous=synchronous
@@ -370,7 +372,7 @@ def _run(plan: Plan, told: Sequence[Told], workers: int) -> MeasuredRun:
 def measured_of(
     ran: Sequence[Ran], *, warmup: int, batch_size: int, synchronous: bool = False
 ) -> RunResults:
-    """What workers did while all of them ran and none was warming up.
+    """Results of the workers in the window in which all were past their warm-up and running.
 
     A worker's iteration is the mean of those that begin and end in this window; all ``ends_s`` are
     on one clock. Where workers are ``synchronous`` it is the mean of the same iterations of all.
@@ -417,7 +419,7 @@ def measured_of(
 def _with_servers(
     measured: RunResults, ran: Sequence[Ran], reports: Sequence[Report], *, stale: bool
 ) -> RunResults:
-    """Adds what servers have seen; of equal pieces on several of them, the median of medians."""
+    """Add the servers' reports; for equal pieces on several servers, the median of medians."""
     staleness: dict[int, int] = {}
     shapes: dict[tuple[float, float], list[float]] = {}
     for report in reports:

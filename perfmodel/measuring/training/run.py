@@ -1,4 +1,4 @@
-"""A real training run as a file: what was run, and what was measured."""
+"""File of a training run: its configuration and results."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from perfmodel.base.provenance import Source
 SCHEMA = "perfmodel.run/1"
 
 MOST_DIGITS = 9
-"""Of a staleness."""
+"""Most digits of a staleness."""
 
 
 class RunResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run was seen to do, after its warm-up.
+    """Results of a run, after its warm-up.
 
     Attributes
     ----------
-    iterations : that were measured, of each worker.
-    warmup : that were not, before them.
+    iterations : measured iterations of each worker.
+    warmup : unmeasured iterations before them.
     iteration_s : workers / (iterations of all workers per second).
     iteration_std_s : standard deviation of one iteration, over all workers.
     worker_iteration_s : mean iteration of each worker, (workers,).
     samples_per_s : of all workers together.
     compute_s : mean seconds of an iteration in which a worker computed.
-    idle_fraction : of a worker's time in which it did not.
-    staleness : how often an update was how stale; keys are staleness values as text. None where
-        it is always zero.
-    update_per_tensor_s, update_per_byte_s : what applying a pushed tensor took the server; None
-        where there is none, or where the tensors tell them not apart.
-    sent_bytes : that a worker sent in an iteration.
+    idle_fraction : fraction of a worker's time without computing.
+    staleness : histogram of the staleness of updates; keys are staleness values as text. None where
+    it is always zero.
+    update_per_tensor_s, update_per_byte_s : cost of applying a pushed tensor on the server; None
+    without a server, or where the two are confounded.
+    sent_bytes : bytes that a worker sent per iteration.
     """
 
     iterations: int
@@ -86,7 +86,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ----------
     workload : name of the workload that was trained.
     batch_size : samples of a worker and iteration.
-    arch, options : architecture and options that say the same to ``make_job``.
+    arch, options : the equivalent architecture and options for ``make_job``.
     jitter : as text for ``make_job``; empty where the run added none.
     emulated : whether the accelerator was emulated by waits of the workload's times.
     device : of those times; empty for the workload's default.

@@ -1,4 +1,4 @@
-"""A parameter server: a process that applies what workers push to it, and sends back the result."""
+"""A parameter server: applies pushed gradients, and sends new parameters back."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from perfmodel.measuring.training.emulated import ELEMENT_BYTES
 from perfmodel.measuring.training.shards import Applied, Array, Reply, Shard, ShardPiece
 
 HEADER = struct.Struct("!BIQ")
-"""What a message is, of which piece of the server, in which iteration (from 0)."""
+"""Header of a message: kind, piece of the server, iteration (from 0)."""
 
 HELLO, PUSH, SET, LEAVE, PARAMETERS = 1, 2, 3, 4, 5
-"""Kinds of messages: who a worker is; a gradient; initial parameters; a worker is done; new
+"""Kinds of messages: the worker's number; a gradient; initial parameters; a worker leaves; new
 parameters."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a server has seen: updates by their staleness, and the seconds of its updates."""
+    """Report of a server: updates by staleness, and the seconds of its updates."""
 
     staleness: dict[int, int]
     applied: tuple[Applied, ...]
@@ -47,11 +47,11 @@ class Incoming(msgspec.Struct, frozen=True):
 
 
 FAILED = Incoming(-1, 0)
-"""The run has failed elsewhere."""
+"""Notification that the run has failed elsewhere."""
 
 
 def send_with_header(connection: Connection, header: bytes, values: Array) -> None:
-    """Send both as if they were one, without copying ``values``."""
+    """Send both in one message, without copying ``values``."""
     data = values.data.cast("B")
     try:
         sent = connection.socket.sendmsg([header, data]) - len(header)
@@ -64,7 +64,7 @@ def send_with_header(connection: Connection, header: bytes, values: Array) -> No
 
 
 def end(connection: Connection) -> None:
-    """Close a connection under threads that wait for it."""
+    """Close a connection that threads are waiting on."""
     with contextlib.suppress(OSError):
         connection.socket.shutdown(socket.SHUT_RDWR)
     connection.close()
@@ -73,8 +73,8 @@ def end(connection: Connection) -> None:
 class ParameterServer:
     """Serves ``pieces`` to ``workers`` workers until all have left.
 
-    One thread receives from each worker, one sends to each, and one applies: updates happen one
-    after the other, in the order in which pushes are complete.
+    One thread receives from each worker, one sends to each, and one applies updates one after the
+    other, in the order in which pushes are completed.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class ParameterServer:
         self._seconds: dict[tuple[float, int], list[float]] = {}
 
     def accept(self) -> None:
-        """Let every worker in, once; who says something else is sent away.
+        """Accept each worker once; connections with another first message are closed.
 
         Raises
         ------
-        LostError : one does not come in time.
+        LostError : one does not connect in time.
         """
         until = time.monotonic() + self._timeout_s
         while len(self._connections) < self._workers:
@@ -123,7 +123,7 @@ class ParameterServer:
                 self._threads.append(thread)
 
     def _greeted(self, connection: Connection) -> int:
-        """Which worker has come."""
+        """Number of the worker that connected."""
         connection.timeout_s = min(HANDSHAKE_S, self._timeout_s)
         header = bytearray(HEADER.size)
         connection.receive_into(header)
@@ -141,11 +141,11 @@ class ParameterServer:
         self._inbox.put(FAILED)
 
     def serve(self) -> Report:
-        """Apply and answer until all workers have left.
+        """Apply pushes and answer until all workers have left.
 
         Raises
         ------
-        LostError : a worker has gone, or none of them sends anything.
+        LostError : a worker has disconnected, or none of them sends anything.
         """
         left: set[int] = set()
         while len(left) < self._workers:
@@ -199,7 +199,7 @@ class ParameterServer:
 
     def _receive(self, worker: int) -> None:
         connection = self._connections[worker]
-        # a worker pushes a piece again only after the answer, so that one buffer each is enough
+        # a worker pushes a piece again only after the answer, so one buffer each is enough
         buffers = [np.empty(piece.elements, np.float32) for piece in self._pieces]
         header = bytearray(HEADER.size)
         kind = 0
@@ -213,7 +213,7 @@ class ParameterServer:
                 if kind not in (SET, PUSH) or piece >= len(buffers):
                     raise connection.no_message()
                 connection.receive_into(buffers[piece].data)
-                if kind == SET:  # nobody pushes before the worker that sets has all answers
+                if kind == SET:  # no worker pushes before the one that sets has all answers
                     reply = self._shard.begin(piece, worker, buffers[piece])
                     self._outboxes[worker].put(reply)
                     continue

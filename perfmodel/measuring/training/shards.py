@@ -1,4 +1,4 @@
-"""What a parameter server does with pushes, sockets apart: apply, count, and answer in turn."""
+"""Logic of a parameter server without sockets: apply pushes, count staleness, decide on answers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Array = NDArray[np.float32]
 
 
 class ShardPiece(msgspec.Struct, frozen=True):
-    """What a layer keeps on a server: elements ``first`` to ``last`` of all of the layer's.
+    """Part of a layer on a server: elements ``first`` to ``last``.
 
-    ``tensors`` are how many tensors, or parts of tensors, these are.
+    ``tensors`` is the number of tensors, or parts of tensors, in it.
     """
 
     layer: int
@@ -32,15 +32,15 @@ class ShardPiece(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return self.last - self.first
 
 
 def pieces_of(workload: Workload, servers: int) -> list[ShardPiece]:
     """Place a workload's layers on servers as the model does by default, in backward order.
 
-    A layer's pieces have the sizes that the model gives them, in whole elements, and follow each
-    other in the layer: which of its elements are where makes no difference to a network.
+    A layer's pieces have the sizes of the performance model, in whole elements, and are
+    consecutive: which elements are where makes no difference to the network.
     """
     slices = slices_of(workload, Options(servers=servers))
     end_bytes: dict[int, float] = {}
@@ -60,7 +60,7 @@ def pieces_of(workload: Workload, servers: int) -> list[ShardPiece]:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """New parameters of a piece for a worker. The array is never written to again."""
+    """New parameters of a piece for a worker. The array is not modified afterwards."""
 
     worker: int
     piece: int
@@ -70,10 +70,10 @@ class Reply(msgspec.Struct, frozen=True):
 class Shard:
     """The pieces of one server.
 
-    A push is applied at once, and answered when no worker that still trains is more than ``bound``
-    pushes of the same piece behind: 0 is bulk-synchronous, infinity asynchronous, and what is
-    between stale-synchronous (Ho et al., NIPS 2013). Staleness is counted for each update: the
-    updates of the piece between what the worker got last and this one.
+    A push is applied immediately, and answered when no active worker is more than ``bound`` pushes
+    of the same piece behind: 0 is bulk-synchronous, infinity asynchronous, and values in between
+    stale-synchronous (Ho et al., NIPS 2013). The staleness of an update is the number of updates of
+    the piece since the parameters that the worker received last.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class Shard:
         return Reply(worker, piece, self.values[piece])
 
     def push(self, piece: int, worker: int, gradient: Array, *, counted: bool) -> list[Reply]:
-        """Apply a gradient, which is overwritten; returns whom to answer now.
+        """Apply a gradient, which is overwritten; returns the answers that are due now.
 
-        Where ``counted``, its staleness is.
+        Its staleness is recorded if ``counted``.
         """
         np.multiply(gradient, self._rate, out=gradient)
-        # a new array: the one before may still be on its way to workers
+        # a new array: the previous one may still be in transit to workers
         self.values[piece] = np.subtract(self.values[piece], gradient)
         if counted and len(self._training) == len(self._pushed[piece]):
             self.staleness[self.updates[piece] - self._read[piece][worker]] += 1
@@ -110,7 +110,7 @@ class Shard:
         return self._answers(piece)
 
     def leave(self, worker: int) -> list[Reply]:
-        """A worker trains no more: nobody waits for it any longer."""
+        """Remove a worker, so that no other waits for it; returns the answers that are due now."""
         self._training.discard(worker)
         return [reply for piece in range(len(self.values)) for reply in self._answers(piece)]
 
@@ -125,26 +125,26 @@ class Shard:
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """Seconds that updates of pieces of one shape took: their median."""
+    """Median seconds of updates of pieces of one shape."""
 
     tensors: float
     bytes: float
     seconds: float
 
 
-TOLD_APART = 2.0
-"""Factor by which the bytes of a tensor have to differ among pieces, so that what a tensor costs
-can be told from what a byte costs."""
+IDENTIFIABLE = 2.0
+"""Least ratio of the bytes per tensor among pieces for which the costs per tensor and per byte can
+be identified."""
 
 
 def update_cost(applied: Sequence[Applied]) -> tuple[float | None, float | None]:
-    """Seconds of an update for each tensor and for each byte, neither negative.
+    """Cost of an update per tensor and per byte (s), both at least 0.
 
-    Least squares of relative errors; the medians keep interruptions out. (None, None) where the
-    pieces are too much alike.
+    Least squares of relative errors; the medians are robust to interruptions. (None, None) if the
+    pieces are too similar.
     """
     per_tensor = [one.bytes / one.tensors for one in applied if one.seconds > 0.0]
-    if not per_tensor or max(per_tensor) < TOLD_APART * min(per_tensor):
+    if not per_tensor or max(per_tensor) < IDENTIFIABLE * min(per_tensor):
         return None, None
     from scipy.optimize import nnls
 

@@ -1,4 +1,4 @@
-"""What a measured run did, in words, and beside it what was predicted."""
+"""Summary of a measured run, with predictions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perfmodel.results.prediction import Prediction
 
 
 class Quantity(msgspec.Struct, frozen=True):
-    """A quantity by its name: as ``measured``, as ``predicted`` (None where it is not), and the
-    ``error``: predicted / measured - 1, or the difference where it is a fraction or a count."""
+    """A quantity by name: ``measured``, ``predicted`` (or None), and ``error``: predicted /
+    measured - 1, or the difference for a fraction or a count."""
 
     name: str
     measured: float
@@ -23,7 +23,7 @@ class Quantity(msgspec.Struct, frozen=True):
 
 
 def quantities(run: MeasuredRun, predicted: Mapping[str, float] | None = None) -> list[Quantity]:
-    """What was measured that can be predicted; ``predicted`` has the same names.
+    """Measured quantities that can be predicted; ``predicted`` has the same names.
 
     These are *iteration_s*, *throughput_samples_per_s*, *idle_fraction* and *staleness_mean*.
     """
@@ -49,7 +49,7 @@ def quantities(run: MeasuredRun, predicted: Mapping[str, float] | None = None) -
 
 
 def of_prediction(prediction: Prediction) -> dict[str, float]:
-    """What was predicted of :func:`quantities`."""
+    """Predicted values of :func:`quantities`."""
     return {
         "iteration_s": prediction.iteration_s,
         "throughput_samples_per_s": prediction.throughput_samples_per_s,
@@ -59,7 +59,7 @@ def of_prediction(prediction: Prediction) -> dict[str, float]:
 
 
 def to_dict(run: MeasuredRun, found: Sequence[Quantity]) -> dict[str, Any]:
-    """The run's file with the quantities, JSON-like."""
+    """The run's file and the quantities, as JSON-like values."""
     made: dict[str, Any] = msgspec.to_builtins(run)
     return {**made, "quantities": msgspec.to_builtins(found)}
 
@@ -75,7 +75,7 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str], Callable[[float], str]]] = 
 
 
 def lines(run: MeasuredRun, found: Sequence[Quantity]) -> list[str]:
-    """What to print."""
+    """Lines to print."""
     measured = run.measured
     rows = []
     for one in found:

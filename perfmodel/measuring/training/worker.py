@@ -1,4 +1,4 @@
-"""A worker of a parameter server: pushes gradients, and waits for the parameters that come back."""
+"""A worker of a parameter server: pushes gradients, and waits for new parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class ServerConnection:
-    """Connection to a server: a thread sends in order, another receives."""
+    """Connection to a server: one thread sends in order, another receives."""
 
     def __init__(self, connection: Connection) -> None:
         connection.socket.settimeout(None)
@@ -51,8 +51,8 @@ class ServerConnection:
 class Client:
     """A worker's connections to all servers, and its copy of the parameters.
 
-    A layer's pieces are pushed in order, each on the connection to its server. ``clock`` tells when
-    parameters came.
+    A layer's pieces are pushed in order, each on the connection to its server. ``clock`` gives the
+    time of arrival of parameters.
 
     Raises
     ------
@@ -113,24 +113,26 @@ class Client:
         return self._lines[0].connection.congestion
 
     def begin(self, layer: int, values: Array) -> None:
-        """Give a layer's initial parameters, for all workers, and wait until they are set."""
+        """Set a layer's initial parameters, for all workers, and wait for the answer."""
         self._put(SET, layer, values)
         self.wait(layer)
 
     def push(self, layer: int, gradient: Array) -> None:
-        """Send a layer's gradient, whose array must stay as it is until the parameters are back."""
+        """Send a layer's gradient, whose array must not change until the parameters have
+        arrived."""
         self._put(PUSH, layer, gradient, self._pushed[layer])
         self._pushed[layer] += 1
         self.sent_bytes += len(gradient) * ELEMENT_BYTES
 
     def wait(self, layer: int) -> float:
-        """Wait for the parameters that answer the last push of a layer; when the last came.
+        """Wait for the parameters that answer the last push of a layer; returns their time of
+        arrival.
 
-        Minus infinity where nothing was pushed.
+        Minus infinity if nothing was pushed.
 
         Raises
         ------
-        LostError : they do not come in time, or a connection has ended.
+        LostError : they do not arrive in time, or a connection has ended.
         """
         indices = self._of_layer.get(layer, [])
         with self._changed:
@@ -145,7 +147,7 @@ class Client:
         return max((self._arrived_s[index] for index in indices), default=-math.inf)
 
     def leave(self) -> None:
-        """Wait for all answers, and tell the servers that this worker is done."""
+        """Wait for all answers, and tell the servers that this worker leaves."""
         for layer in self._of_layer:
             self.wait(layer)
         for line in self._lines:
@@ -155,7 +157,7 @@ class Client:
             sender.join(timeout=self._timeout_s)
 
     def fail(self, text: str) -> None:
-        """End whoever waits."""
+        """End all waits with an error."""
         with self._changed:
             self._failure = self._failure or text
             self._changed.notify_all()
@@ -210,17 +212,17 @@ class Client:
 
 
 class Trained(Protocol):
-    """What a worker trains."""
+    """A model that a worker can train."""
 
     def iteration(self, exchange: Client) -> float:
         """Forward and backward pass; returns the seconds it computed."""
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """What a worker did.
+    """Record of a worker.
 
-    ``ends_s`` (iterations + 1,): when it began, and when each iteration ended; ``computed_s``
-    (iterations,) in which of each it computed; ``sent_bytes`` in all of them.
+    ``ends_s`` (iterations + 1,): its beginning, and the end of each iteration; ``computed_s``
+    (iterations,): computing time of each; ``sent_bytes``: total.
     """
 
     ends_s: list[float]
@@ -238,7 +240,7 @@ def train(
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ran:
-    """Train so many iterations, and on until ``stopped`` where that is given.
+    """Train this number of iterations, and continue until ``stopped`` if that is given.
 
     ``enough`` is called after ``iterations``.
     """
