@@ -95,6 +95,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         """Copies and pickles are the architecture itself: it is found by its name."""
         return load, (self.name,)
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __repr__(self) -> str:
         return f"<architecture {self.name}>"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
-import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli.options import (
@@ -27,7 +26,7 @@ from perfmodel.cli.options import (
 )
 
 
-class JobFlags(msgspec.Struct, frozen=True):
+class JobFlags(NamedTuple):
     """What the flags say of a job; None, or nothing, where a flag was not given.
 
     With lists a value may be a list of values.
@@ -93,7 +92,7 @@ OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
 """Flags that stand for an option of the architecture."""
 
 OF_THE_JOB = tuple(
-    name for name in JobFlags.__struct_fields__ if name not in ("job", "options", *OPTION_FLAGS)
+    name for name in JobFlags._fields if name not in ("job", "options", *OPTION_FLAGS)
 )
 """Flags that stand for an argument of make_job."""
 
@@ -104,7 +103,7 @@ REPLACED = {"model": "workload", "workload": "model", "global_batch_size": "batc
 """What of a job file a flag takes the place of, besides its own."""
 
 
-class ModelFlags(msgspec.Struct, frozen=True):
+class ModelFlags(NamedTuple):
     """What the flags say of how a job is predicted; None where a flag was not given."""
 
     fidelity: str
@@ -121,17 +120,17 @@ class ModelFlags(msgspec.Struct, frozen=True):
         """
         if self.tolerance is not None and self.fidelity != "auto":
             raise InputError("--tolerance: needs --fidelity auto")
-        given = msgspec.structs.asdict(self)
+        given = self._asdict()
         return {name: value for name, value in given.items() if value is not None}
 
 
-def gathered(name: str, kind: type[Any]) -> Callable[[Command], Command]:
-    """Give a command some of its values as one argument ``name``, a struct of that ``kind``."""
+def gathered(name: str, kind: Any) -> Callable[[Command], Command]:
+    """Give a command some of its values as one argument ``name``, a ``kind`` of tuple."""
 
     def around(command: Command) -> Command:
         @functools.wraps(command)
         def run(**given: Any) -> Any:
-            values = {field: given.pop(field) for field in kind.__struct_fields__}
+            values = {field: given.pop(field) for field in kind._fields}
             return command(**given, **{name: kind(**values)})
 
         return run

@@ -146,7 +146,6 @@ def workload(
     )
 
 
-@functools.cache
 def _everything() -> tuple[dict[str, Device], list[Profile]]:
     """All shipped devices by name, and all shipped models."""
     devices = {name: device(name) for name in device_names()}

@@ -261,7 +261,7 @@ def test_one_worker_may_stand_for_all(
     assert build_graph(one, fold=True).n_groups == 1
     folded = predict(one)
     monkeypatch.setattr(fine, "alike", lambda job: False)
-    assert same(msgspec.to_builtins(folded), msgspec.to_builtins(predict(one))) == []
+    assert same(folded.to_dict(), predict(one).to_dict()) == []
     monkeypatch.undo()
     assert build_graph(job(WORK, where, 6, "fsdp", jitter=Jitter(0.1)), fold=True).n_groups == 6
 

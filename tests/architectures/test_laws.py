@@ -16,6 +16,7 @@ from perfmodel.architectures.registry import find, names
 from perfmodel.engine.simulation import makespan, simulate, timeline
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Batch, Choice, Mailbox, Quorum
+from perfmodel.inputs.options import described
 from tests import oracles
 from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
 from tests.settings import examples
@@ -58,7 +59,7 @@ def test_every_architecture_is_checked() -> None:
 def test_every_option_is_in_a_variant(arch: str) -> None:
     """And each of its words, where it takes words. A moving rate has no effect on time."""
     missing = []
-    for field in msgspec.structs.fields(find(arch)[0].options):
+    for field in described(find(arch)[0].options):
         given_values = [options[field.name] for options in VARIANTS[arch] if field.name in options]
         words = set(get_args(field.type)) - {field.default}
         if not given_values or not words <= set(given_values):

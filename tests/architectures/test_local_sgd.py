@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from perfmodel import InputError, Jitter, Job, Straggler, build_graph, predict
@@ -126,7 +125,7 @@ def test_one_worker_may_stand_for_all(
     assert build_graph(one, fold=True).n_groups == 1
     folded = predict(one)
     monkeypatch.setattr(fine, "alike", lambda job: False)
-    assert same(msgspec.to_builtins(folded), msgspec.to_builtins(predict(one))) == []
+    assert same(folded.to_dict(), predict(one).to_dict()) == []
 
 
 def test_a_period_is_a_whole_number_of_steps() -> None:
