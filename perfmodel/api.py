@@ -11,6 +11,7 @@ import msgspec
 
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError, TooLargeError, number, unknown_name, whole_number
+from perfmodel.base.files import finite
 from perfmodel.base.provenance import Assumption
 from perfmodel.engine.warmup import Progress
 from perfmodel.inputs import catalogue
@@ -23,7 +24,7 @@ from perfmodel.predicting import coarse, fine, job_facts
 from perfmodel.predicting.answer import prediction_of
 from perfmodel.predicting.budget import MOST_OPS
 from perfmodel.predicting.fine import build_graph
-from perfmodel.predicting.job_facts import Totals, finite
+from perfmodel.predicting.job_facts import Totals
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
@@ -210,7 +211,7 @@ def _defaults(name: str, chosen: Options, given: Collection[str]) -> list[Assump
     """The options that were not given, and have an effect."""
     unused = chosen.unused
     return [
-        Assumption(each.name, finite(each.default), each.unit, f"default of {name}")
+        Assumption(each.name, finite(each.default, "inf"), each.unit, f"default of {name}")
         for each in described(type(chosen))
         if each.name not in given and each.name not in unused
     ]

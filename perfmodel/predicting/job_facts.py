@@ -9,6 +9,7 @@ import msgspec
 
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.job import Job
@@ -102,11 +103,6 @@ def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
     return notes
 
 
-def finite(value: Any) -> Any:
-    """JSON has no infinity: it is written as text, as on the command line."""
-    return "inf" if value == math.inf else value
-
-
 def inputs_of(job: Job) -> dict[str, Any]:
     """What the job was made of, for its provenance."""
     w = job.workload
@@ -121,7 +117,7 @@ def inputs_of(job: Job) -> dict[str, Any]:
         "cluster": msgspec.to_builtins(job.cluster),
         "workers": job.workers,
         "architecture": job.architecture.name,
-        "options": {k: finite(v) for k, v in msgspec.to_builtins(job.options).items()},
+        "options": finite(msgspec.to_builtins(job.options), "inf"),
         "jitter": msgspec.to_builtins(job.jitter, enc_hook=float),  # also of a NumPy number
         "stragglers": msgspec.to_builtins(job.stragglers, enc_hook=float),
         "start": job.start,

@@ -16,10 +16,11 @@ import msgspec
 from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
+from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Jitter, Job, Straggler
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, plain, shown
+from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, shown
 from perfmodel.studies.sweeps import Progress, common, figures, frame, how
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ MOST_JOBS = 16
 """Jobs side by side; a sweep is for more."""
 
 FROM_FRACTION = 0.005
-"""Smallest part of a difference that is worth a word."""
+"""Smallest part of a difference that the explanation mentions."""
 
 ROUNDING = 1e-9
 """Ratios of throughput closer to 1 than this are 1."""
@@ -353,7 +354,7 @@ def _uncertainty(p: Prediction) -> float:
 
 def _parts(more: Mapping[str, float], total: float, slow: Prediction) -> str:
     """What a difference consists of, in words: largest first, what is less behind."""
-    worth = sorted(
+    kinds = sorted(
         (kind for kind, seconds in more.items() if abs(seconds) >= FROM_FRACTION * total),
         key=lambda kind: -more[kind],
     )
@@ -361,10 +362,10 @@ def _parts(more: Mapping[str, float], total: float, slow: Prediction) -> str:
         f"{show(more[kind], 's')} {'' if number else 'is '}{WORDS[kind]}{_where(kind, slow)}"
         if more[kind] > 0
         else f"less {show(-more[kind], 's')} {WORDS[kind]}"
-        for number, kind in enumerate(worth)
+        for number, kind in enumerate(kinds)
     ]
-    if len(worth) == 1:
-        return f"the difference is {WORDS[worth[0]]}{_where(worth[0], slow)}"
+    if len(kinds) == 1:
+        return f"the difference is {WORDS[kinds[0]]}{_where(kinds[0], slow)}"
     return f"of the {show(total, 's')} difference {', '.join(said)}"
 
 
@@ -438,5 +439,8 @@ def _options(p: Prediction) -> Row:
 def _chosen(p: Prediction, option: str) -> bool:
     """Whether an option has another value than its default."""
     options = _options(p)
+    if option not in options:
+        return False
     architecture, _ = registry.find(p.architecture)
-    return option in options and options[option] != plain(getattr(architecture.options(), option))
+    default = getattr(architecture.options(), option)
+    return bool(options[option] != finite(default, "inf"))

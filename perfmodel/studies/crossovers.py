@@ -137,8 +137,8 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
         rates = [
             _evaluated(job, variable, values).throughput_samples_per_s for job in (first, second)
         ]
-        ahead: Floats = rates[0] / rates[1] - 1.0
-        return np.where(np.abs(ahead) < EQUAL, 0.0, ahead)
+        relative: Floats = rates[0] / rates[1] - 1.0
+        return np.where(np.abs(relative) < EQUAL, 0.0, relative)
 
     return [
         Crossover(variable, value, *(names if before > 0 else names[::-1]), None)
@@ -213,8 +213,14 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
     below = [k for k in changes if values[k + 1] <= here]
     above = [k for k in changes if values[k + 1] > here]
     for k in [*below[-1:], *above[:1]]:
-        value = _narrowed(job, variable, float(values[k]), float(values[k + 1]), ruling[k])
-        pair = (ruling[k], _ruling(job, variable, np.array([value]))[0])
+        first = ruling[k]
+        value = _bisected(
+            variable,
+            float(values[k]),
+            float(values[k + 1]),
+            lambda one, first=first: _ruling(job, variable, one) == [first],  # type: ignore[misc]
+        )
+        pair = (first, _ruling(job, variable, np.array([value]))[0])
         found.append(Crossover(variable, value, *pair, _solved(job, variable, value, pair)))
     return found
 
@@ -228,18 +234,20 @@ def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
     return [names[k] for k in np.argmax(longest, axis=0)]
 
 
-def _narrowed(job: Job, variable: str, low: float, high: float, below: str) -> float:
-    """Halve an interval, at whose lower end only one phase rules, until it is as good as a point.
+def _bisected(variable: str, low: float, high: float, holds: Callable[[Floats], bool]) -> float:
+    """Bisection on a logarithmic scale, for a condition that holds at ``low``, but not at ``high``.
 
-    Returns the end where that phase rules no longer.
+    Returns the upper end of the last interval, where it does not hold. Not
+    :func:`scipy.optimize.brentq`: which phase is the longest has no continuous sign, and workers
+    and batch sizes are whole numbers.
     """
     whole = variable in WHOLE
     for _ in range(BISECTIONS):
         if whole and high - low <= 1.0:
-            return high
+            break
         middle = math.sqrt(low * high)
-        middle = float(min(max(round(middle), low + 1), high - 1)) if whole else middle
-        if _ruling(job, variable, np.array([middle])) == [below]:
+        middle = float(round(middle)) if whole else middle
+        if holds(np.array([middle])):
             low = middle
         else:
             high = middle
@@ -251,24 +259,20 @@ def _sign_changes(
 ) -> list[tuple[float, float]]:
     """Where a function changes its sign, and its value before that."""
     values = _points(variable, *jobs)
-    ahead = lead(values)
-    known = np.flatnonzero(ahead != 0.0)
+    leads = lead(values)
+    known = np.flatnonzero(leads != 0.0)
     found = []
     for a, z in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
-        if ahead[a] * ahead[z] > 0.0:
+        before = float(leads[a])
+        if before * leads[z] > 0.0:
             continue
-        low, high = float(values[a]), float(values[z])
-        for _ in range(BISECTIONS):
-            middle = math.sqrt(low * high)
-            if variable in WHOLE:
-                middle = float(round(middle))
-                if middle in (low, high):
-                    break
-            if float(lead(np.array([middle]))[0]) * ahead[a] > 0.0:
-                low = middle
-            else:
-                high = middle
-        found.append((high, float(ahead[a])))
+        value = _bisected(
+            variable,
+            float(values[a]),
+            float(values[z]),
+            lambda one, before=before: float(lead(one)[0]) * before > 0.0,  # type: ignore[misc]
+        )
+        found.append((value, before))
     return found
 
 

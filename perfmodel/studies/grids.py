@@ -66,8 +66,8 @@ class Axis(msgspec.Struct, frozen=True):
     @property
     def shown(self) -> list[Any]:
         """The values as a table shows them; objects of the same name get a number behind it."""
-        told = [shown(value) for value in self.values]
-        return distinct(told) if all(isinstance(name, str) for name in told) else told
+        texts = [shown(value) for value in self.values]
+        return distinct(texts) if all(isinstance(text, str) for text in texts) else texts
 
 
 class Skipped(msgspec.Struct, frozen=True):
@@ -111,14 +111,14 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
         said = " x ".join(f"{size} {name}" for size, name in sizes)
         raise InputError(f"sweep: {said} are {count} jobs; at most {MOST_JOBS}")
     has = _options_by_architecture(axes, fixed)
-    told_as = [(axis.name, axis.shown) for axis in axes]
+    texts_of = [(axis.name, axis.shown) for axis in axes]
     workloads: dict[tuple[Any, ...], Workload] = {}
     points, jobs, skipped = [], [], []
     fits: set[tuple[str, int]] = set()
     misfits: dict[tuple[str, int], str] = {}
     for chosen in _combinations(axes, has):
         taken = {axis.name: axis.values[chosen[axis.name]] for axis in axes if axis.name in chosen}
-        point = {name: told[chosen[name]] if name in chosen else None for name, told in told_as}
+        point = {name: texts[chosen[name]] if name in chosen else None for name, texts in texts_of}
         try:
             job = _job(_arguments(axes, taken, fixed, has), workloads)
         except InputError as error:
@@ -294,11 +294,6 @@ def distinct(names: Iterable[str]) -> list[str]:
         tried = (base if k == 1 else f"{base} ({k})" for k in range(1, len(found) + 2))
         found.append(next(name for name in tried if name not in found))
     return found
-
-
-def plain(value: Any) -> Any:
-    """JSON has no infinity: it is written as text, as on the command line."""
-    return "inf" if value == math.inf else value
 
 
 def reasons(skipped: Iterable[Skipped]) -> list[str]:

@@ -14,7 +14,7 @@ from perfmodel import api
 from perfmodel.base import files
 from perfmodel.base.errors import InputError
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label, plain
+from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,11 +92,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         """Axes, rows and what was skipped, as JSON-like values."""
         return {
             "schema": SCHEMA,
-            "axes": {axis.name: [plain(v) for v in axis.shown] for axis in self.axes},
-            "rows": [{name: plain(value) for name, value in row.items()} for row in self.rows()],
+            "axes": files.finite({axis.name: axis.shown for axis in self.axes}, "inf"),
+            "rows": files.finite(self.rows(), "inf"),
             "skipped": [
-                {"point": {name: plain(v) for name, v in s.point.items()}, "reason": s.reason}
-                for s in self.skipped
+                {"point": files.finite(s.point, "inf"), "reason": s.reason} for s in self.skipped
             ],
             "notes": list(self.notes),
         }
