@@ -124,19 +124,19 @@ def phases(job: Job, q: Quantities) -> Phases:
     latency_s = 2.0 * where(within, q.inside_latency_s, q.latency_s)
     lines = where(within, 1, passive) if q.bus else passive  # a bus is one for all
 
-    def lap(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
+    def cycle(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
         both = where(within, others[0] + others[1], 0.0) if q.bus else 0.0  # on the same bus
         met = (maximum(found / maximum(lines, 1), both) for found in others)
         asked, answered = (model_s * (1.0 + found) for found in met)
         exchange = asked + answered + latency_s
-        cycle = maximum(compute, exchange) if options.overlap else compute + exchange
-        return cycle, [asked, answered]
+        whole = maximum(compute, exchange) if options.overlap else compute + exchange
+        return whole, [asked, answered]
 
     demands = (model_s / maximum(lines, 1),) * 2
-    cycle, _ = lap(contended([active], demands, [lap], stations=("ask", "answer"))[0])
+    cycle_s, _ = cycle(contended([active], demands, [cycle], stations=("ask", "answer"))[0])
     if q.bus and inside:  # a bus carries no more than it can
-        cycle = where(within, maximum(cycle, 2.0 * active * model_s), cycle)
-    shown = where(passive > 0, (cycle - compute), 0.0)
+        cycle_s = where(within, maximum(cycle_s, 2.0 * active * model_s), cycle_s)
+    shown = where(passive > 0, (cycle_s - compute), 0.0)
     # a rate is the mean of the workers' rates: the active ones go round more slowly
     rate = (active / (compute + shown) + passive / compute) / q.workers
     exchanges = active / (compute + shown) / q.workers / rate  # of the mean iteration
@@ -150,7 +150,7 @@ def phases(job: Job, q: Quantities) -> Phases:
         / q.workers
         / rate
         / q.workers,
-        staleness=where(passive > 0, _staleness(job, q, active, passive, cycle, compute), 0.0),
+        staleness=where(passive > 0, _staleness(job, q, active, passive, cycle_s, compute), 0.0),
         spread=1.0,
     )
 
@@ -181,7 +181,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     unequal = bool(job.stragglers or job.cluster.overrides)
     cluster, n = job.cluster, job.workers
     several = cluster.fullest(n) > 1 and (cluster.nodes_for(n) > 1 or cluster.intra_node is None)

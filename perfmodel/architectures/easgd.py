@@ -28,7 +28,7 @@ from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Option
 from perfmodel.inputs.options import Options as Base
-from perfmodel.phases.phases import Phase, Phases, held_up, mixed
+from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
 from perfmodel.theory.contention import CycleTime, contended, regularity
@@ -183,13 +183,13 @@ def phases(job: Job, q: Quantities) -> Phases:
     # workers of a node meet on its link as well
     beside = 2 * (job.cluster.devices_per_node > job.cluster.nics_per_node)
     kinds = q.by_class()
-    laps = [_lap_of(job, kind, demands) for kind in kinds]
+    cycles = [_cycle_of(job, kind, demands) for kind in kinds]
     even = regularity(update_s, shared_s) if q.corrected else 0.0
     busy = (even, even, 1.0 if q.corrected else 0.0, *(0.0,) * beside)
     found = contended(
         q.counts,
         (*demands, *(0.0,) * beside),
-        laps,
+        cycles,
         even=busy,
         stations=STATIONS[: len(demands) + beside],
     )
@@ -200,7 +200,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     own = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
     own_s = q.gradient_bytes * functools.reduce(minimum, own) / Options.of(job).period
     links_s = maximum(often * shared_s, own_s)
-    result = held_up(q.counts, periods, links_s=links_s, servers_s=often * update_s)
+    result = resource_limited(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
     queue = result.iteration_s - before.iteration_s
     # of the time that a worker queues, all is between its pull and its update
@@ -241,18 +241,18 @@ def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]
     return pull, push
 
 
-def _lap_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
-    """A period of a worker that finds so many others."""
+def _cycle_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
+    """The cycle time of a period, given the others present at each station."""
     steps_s = Options.of(job).period * (q.forward_s + q.backward_s + q.optimizer_s)
 
-    def lap(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
+    def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
         pull, rest = _exchange(q, demands, others)
         held = [(1.0 + found) * demand for found, demand in zip(others[:3], demands, strict=True)]
         if len(others) > 3:
             held += _own(q, others)
         return pull + maximum(steps_s, rest), held
 
-    return lap
+    return cycle
 
 
 def _period(job: Job, q: Quantities, demands: Demands, others: Sequence[Quantity]) -> Phases:
@@ -287,7 +287,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     colocated = job.cluster.server.placement == "colocated"
     return left_out(job, {"servers on the nodes of workers": colocated})
 

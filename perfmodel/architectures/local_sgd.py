@@ -134,7 +134,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     return left_out(job, core=False)
 
 

@@ -305,11 +305,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Most devices that ``workers`` workers have on one node."""
         return max(self.devices_at(node, workers) for node in self.samples(workers))
 
-    def crowding(self, node: int, workers: int) -> float:
+    def neighbour_slowdown(self, node: int, workers: int) -> float:
         """How many times longer devices of ``node`` compute than one that is there alone."""
         return 1.0 + self.slowdown_per_neighbour * (self.devices_at(node, workers) - 1)
 
-    def loading(self, node: int, workers: int) -> float:
+    def loading_slowdown(self, node: int, workers: int) -> float:
         """How many times longer a device of ``node`` loads than one that is there alone."""
         if self.loaders_per_node is None:
             return 1.0

@@ -41,7 +41,7 @@ class Place(msgspec.Struct, frozen=True):
     factors: list[float]
 
     @property
-    def worth(self) -> tuple[bool, bool]:
+    def rank(self) -> tuple[bool, bool]:
         """The more the better: other models say how the devices differ; layers were measured."""
         return bool(self.factors), self.timings[0].per_layer
 
@@ -137,8 +137,8 @@ def _places(
             ]
             timings.sort(key=lambda t: t.batch_size)
             found.append(Place(devices[name], timings, factors))
-    best = max((place.worth for place in found), default=None)
-    return [place for place in found if place.worth == best]
+    best = max((place.rank for place in found), default=None)
+    return [place for place in found if place.rank == best]
 
 
 def _transferred(

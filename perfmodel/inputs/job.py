@@ -13,7 +13,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.options import Options
-from perfmodel.inputs.workload import Workload, expanded, handing_over
+from perfmodel.inputs.workload import Workload, expanded, with_handover
 
 SCHEMA = "perfmodel.job/1"
 
@@ -163,13 +163,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def slowdown(self, worker: int) -> float:
         """How many times longer than profiled worker ``worker`` computes, jitter apart."""
         factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)
-        node = self.cluster.node_of_worker(worker)
-        return factor * self.cluster.crowding(node, self.workers) / self.cluster.speed_of(node)
+        cluster, node = self.cluster, self.cluster.node_of_worker(worker)
+        return factor * cluster.neighbour_slowdown(node, self.workers) / cluster.speed_of(node)
 
     def loading_s(self, worker: int) -> float:
         """How long worker ``worker`` loads a batch."""
         node = self.cluster.node_of_worker(worker)
-        return self.workload.data_loading_s * self.cluster.loading(node, self.workers)
+        return self.workload.data_loading_s * self.cluster.loading_slowdown(node, self.workers)
 
     @property
     def unequal(self) -> bool:
@@ -179,13 +179,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         cluster, n = self.cluster, self.workers
         loads = self.workload.data_loading_s > 0.0
         kinds = {
-            (cluster.crowding(node, n), cluster.loading(node, n) if loads else 1.0)
+            (
+                cluster.neighbour_slowdown(node, n),
+                cluster.loading_slowdown(node, n) if loads else 1.0,
+            )
             for node in cluster.samples(n)
         }
         return len(kinds) > 1
 
     @property
-    def handed_over(self) -> float:
+    def exchanged_share(self) -> float:
         """How much of its gradients, or of a model as large, a worker hands over to the network in
         a step: all or nothing, or the mean of an architecture that exchanges models now and then.
         """
@@ -196,10 +199,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def device_work(self) -> Workload:
         """The workload as devices do it: with handing over, in the backward pass."""
-        handover, share = self.cluster.handover, self.handed_over
+        handover, share = self.cluster.handover, self.exchanged_share
         if share == 0.0 or handover == Handover():
             return self.workload
-        return handing_over(
+        return with_handover(
             expanded(self.workload), lambda count, size: share * handover.seconds(count, size)
         )
 

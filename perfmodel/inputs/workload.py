@@ -331,7 +331,7 @@ def expanded(workload: Workload) -> Workload:
     )
 
 
-def handing_over(workload: Workload, seconds: Callable[[int, float], float]) -> Workload:
+def with_handover(workload: Workload, seconds: Callable[[int, float], float]) -> Workload:
     """The workload as devices do it that hand their gradients over to the network.
 
     ``seconds`` says how long that takes for so many tensors of so many bytes together; it is part

@@ -46,15 +46,15 @@ class Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     jobs : how many it was measured on.
     median, p90 : of the errors' size; ``p90`` holds nine in ten jobs that were not measured.
     trait : what it is split by; empty where it is not.
-    having, lacking : the jobs with and without that trait.
+    with_trait, without_trait : the jobs with and without that trait.
     """
 
     jobs: int
     median: float
     p90: float
     trait: str = ""
-    having: Class | None = None
-    lacking: Class | None = None
+    with_trait: Class | None = msgspec.field(default=None, name="having")
+    without_trait: Class | None = msgspec.field(default=None, name="lacking")
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -130,8 +130,8 @@ def class_of(job: Job, found: Phases) -> tuple[Class, str] | None:
 def narrowest(whole: Class, group: str, has: frozenset[str]) -> tuple[Class, str]:
     """The narrowest class of a group for a job with such traits, and what it is called."""
     one, words = whole, [group]
-    while one.having is not None and one.lacking is not None:
+    while one.with_trait is not None and one.without_trait is not None:
         held = one.trait in has
         words.append(one.trait if held else f"not {one.trait}")
-        one = one.having if held else one.lacking
+        one = one.with_trait if held else one.without_trait
     return one, ", ".join(words)
