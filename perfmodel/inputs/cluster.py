@@ -15,7 +15,7 @@ from perfmodel.theory.collective_times import Growth
 SCHEMA = "perfmodel.cluster/1"
 
 MOST_NICS = 1000
-"""Links of a node to the network; more is taken for a slip of the keyboard."""
+"""Links of a node to the network; a limit that catches typing errors."""
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

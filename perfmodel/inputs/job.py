@@ -18,7 +18,7 @@ from perfmodel.inputs.workload import Workload, expanded, with_handover
 SCHEMA = "perfmodel.job/1"
 
 MOST_WORKERS = 200_000
-"""Workers of one job; more is taken for a slip of the keyboard."""
+"""Workers of one job; a limit that catches typing errors."""
 
 MOST_SEED = 2**63 - 1
 """Largest seed."""

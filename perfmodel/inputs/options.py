@@ -66,7 +66,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers drift apart."""
+        """Whether workers iterate without a barrier."""
         return False
 
     @property
@@ -81,7 +81,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def exchanged_share(self) -> float:
-        """How much of a model a worker gives to the network in a step, on average."""
+        """Mean share of a model that a worker sends per step."""
         return 1.0
 
     @property

@@ -23,7 +23,7 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 
 MOST_JOBS = 100_000
-"""Jobs of one sweep; more is taken for a slip of the keyboard."""
+"""Jobs of one sweep; a limit that catches typing errors."""
 
 ARGUMENTS = (
     "model",

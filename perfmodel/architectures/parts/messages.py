@@ -53,7 +53,7 @@ def tensors_of(workload: Workload) -> Tensors:
 
 
 MOST_PARTS = 200_000
-"""Messages of one iteration; more is taken for a slip of the keyboard."""
+"""Messages of one iteration; a limit that catches typing errors."""
 
 
 def parts_of(sizes: Floats, partition_bytes: float) -> Ids:
