@@ -1,4 +1,4 @@
-"""What a prediction says of its job, whichever route found how fast it is."""
+"""Facts of a job in its prediction, the same for both routes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from perfmodel.inputs.workload import expanded
 from perfmodel.results.prediction import Memory, ModelAge, Training
 
 LEAST_STEP_S = 1e-12
-"""Least time that a worker computes in a step."""
+"""Least computation of a step (s)."""
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """How much is trained: samples per epoch and epochs, where known.
+    """Amount of training: samples per epoch and epochs, where given.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def with_layers(job: Job) -> Job:
 
     Raises
     ------
-    InputError : a step takes no time, so that no rate could be told.
+    InputError : a step takes no time, so that its rate is infinite.
     """
     if job.workload.compute_s + job.workload.data_loading_s < LEAST_STEP_S:
         raise InputError(
@@ -65,7 +65,7 @@ def model_age(job: Job) -> ModelAge | None:
 
 
 def memory_of(job: Job) -> Memory:
-    """Parameters, gradients and activations; optimizer state where the optimizer runs."""
+    """Memory of parameters, gradients, activations and, where the optimizer runs, its state."""
     architecture = architecture_of(job)
     w = job.workload
     on_server = architecture.server_bytes is not None
@@ -81,7 +81,7 @@ def memory_of(job: Job) -> Memory:
 
 
 def training_of(job: Job, iterations_per_s: float, totals: Totals) -> Training | None:
-    """Every sample once per epoch; the last, partial batch of each worker counts as a whole."""
+    """Training time, every sample once per epoch; the last, partial batches count as whole ones."""
     if totals.dataset_size is None:
         return None
     times = totals.epochs if totals.epochs is not None else 1
@@ -91,7 +91,7 @@ def training_of(job: Job, iterations_per_s: float, totals: Totals) -> Training |
 
 
 def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
-    """What a prediction has to say of a job beyond its figures."""
+    """Remarks on a job beyond the figures of its prediction."""
     architecture = architecture_of(job)
     notes = architecture.notes(job) if architecture.notes is not None else ()
     if memory.device_bytes is not None and memory.worker_bytes > memory.device_bytes:
@@ -104,7 +104,7 @@ def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
 
 
 def inputs_of(job: Job) -> dict[str, Any]:
-    """What the job was made of, for its provenance."""
+    """The inputs of a job, for its provenance."""
     w = job.workload
     return {
         "workload": {
