@@ -125,7 +125,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     return mixed(q.counts, [_alone(job, kind, q) for kind in q.by_class()])
 
 
-def _alone(job: Job, q: Quantities, everybody: Quantities) -> Phases:
+def _alone(job: Job, q: Quantities, whole_job: Quantities) -> Phases:
     """Computation and merging, or sending where that takes longer.
 
     Each link receives as many models as its workers send, so that no worker sends faster than the
@@ -137,7 +137,7 @@ def _alone(job: Job, q: Quantities, everybody: Quantities) -> Phases:
     merge = p * options.merge_per_model_s * q.slowdown
     use, sending = _sending(q)
     away = maximum(q.workers - q.fullest, 0.0) / maximum(q.workers - 1.0, 1.0)
-    slowest = away * q.gradient_bytes / everybody.at_once_bytes_per_s
+    slowest = away * q.gradient_bytes / whole_job.at_once_bytes_per_s
     late = maximum(p * maximum(sending, slowest) - compute - merge, 0.0)
     return Phases(
         parts={

@@ -380,10 +380,10 @@ def _in_lockstep(
     busy = minimum(q.workers * use, 1.0)
     share = where(d.fullest * q.servers > 1.0 + 1e-9, LOCKSTEP_SHARE * d.lockstep * busy**2, 0.0)
     pulling, pushing, *rest = others
-    everybody = q.workers - 1.0
+    all_others = q.workers - 1.0
     return [
-        pulling + share * (everybody - pulling),
-        pushing + share * (everybody - pushing),
+        pulling + share * (all_others - pulling),
+        pushing + share * (all_others - pushing),
         *rest,
     ]
 
