@@ -11,6 +11,7 @@ import msgspec
 
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError, TooLargeError, number, unknown_name, whole_number
+from perfmodel.base.files import finite
 from perfmodel.base.provenance import Assumption
 from perfmodel.engine.warmup import Progress
 from perfmodel.inputs import catalogue
@@ -23,7 +24,7 @@ from perfmodel.predicting import coarse, fine, job_facts
 from perfmodel.predicting.answer import prediction_of
 from perfmodel.predicting.budget import MOST_OPS
 from perfmodel.predicting.fine import build_graph
-from perfmodel.predicting.job_facts import Totals, finite
+from perfmodel.predicting.job_facts import Totals
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
@@ -31,13 +32,13 @@ REL_CI = 0.01
 """Half-width of the 95 % confidence interval that a random job is simulated to, as a fraction."""
 
 MOST_ITERATIONS = 1_000_000
-"""Iterations of which the start of a run may be simulated."""
+"""Most iterations of which the start of a run may be simulated."""
 
 TOLERANCE = 0.05
-"""Error that *auto* puts up with in nine of ten coarse predictions (fraction of the iteration)."""
+"""90th percentile of the error that *auto* accepts of coarse predictions (of the iteration)."""
 
 MOST_MAX_OPS = 1e15
-"""Largest ``max_ops`` but infinity: as much as a core simulates in thirty years."""
+"""Largest finite ``max_ops``: what a core simulates in thirty years."""
 
 Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
@@ -61,7 +62,7 @@ def make_job(
     start: Start | None = None,
     seed: int = 0,
 ) -> Job:
-    """Describe a training job; what is not given is filled in and noted in ``Job.assumptions``.
+    """Describe a training job; defaults that are used are noted in ``Job.assumptions``.
 
     It has so many parameters because users vary each of them by itself; all have a default.
 
@@ -78,7 +79,7 @@ def make_job(
 
     Raises
     ------
-    InputError : anything that is unknown, out of range or does not go together.
+    InputError : an argument is unknown, out of range or contradicts another.
     """
     resolved = _workload(model, workload, device, precision, batch_size)
     architecture, preset = registry.find(arch)
@@ -197,7 +198,7 @@ def _as_needed(
 
 
 def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options given, none of which contradicts what the architecture's name stands for."""
+    """The options given; error if one contradicts those that the architecture's name implies."""
     for name, value in preset.items():
         if given.get(name, value) != value:
             raise InputError(
@@ -207,10 +208,10 @@ def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> 
 
 
 def _defaults(name: str, chosen: Options, given: Collection[str]) -> list[Assumption]:
-    """The options that were not given, and have an effect."""
+    """Assumptions for the options that were not given, and have an effect."""
     unused = chosen.unused
     return [
-        Assumption(each.name, finite(each.default), each.unit, f"default of {name}")
+        Assumption(each.name, finite(each.default, "inf"), each.unit, f"default of {name}")
         for each in described(type(chosen))
         if each.name not in given and each.name not in unused
     ]
@@ -247,7 +248,7 @@ def _workload(
 def _jitter(
     given: Jitter | float | str | None, workload: Workload
 ) -> tuple[Jitter | None, list[Assumption]]:
-    """The jitter as asked; the one measured is that of the workload."""
+    """The jitter as given; *measured* is replaced by that of the workload."""
     if given is None:
         why = "default: every iteration computes equally long"
         return None, [Assumption("jitter", 0.0, "", why)]
@@ -268,7 +269,7 @@ def _cluster(
     latency_s: float | None,
     servers: bool,
 ) -> tuple[Cluster, list[Assumption]]:
-    """The cluster with its links changed as asked, and what came from the cluster's file."""
+    """The cluster with the given changes of its links, and assumptions taken from its file."""
     if isinstance(cluster, Cluster):
         base, notes = cluster, []
     else:
@@ -300,7 +301,7 @@ def _cluster(
 def _of_file(
     cluster: Cluster, bandwidth_bytes_per_s: float | None, latency_s: float | None, servers: bool
 ) -> list[Assumption]:
-    """What a cluster's file says where nothing was given."""
+    """Assumptions taken from a cluster's file where nothing was given."""
     name, nic, cost = f"cluster {cluster.name}", cluster.nic, cluster.server
     inside = cluster.intra_node
     said: list[tuple[bool, str, float, str, str]] = [

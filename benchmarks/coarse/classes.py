@@ -66,7 +66,7 @@ def _grown(choosing: Sequence[Known], measuring: Sequence[Known], depth: int) ->
     trait = _best(choosing, measuring) if depth else None
     if trait is None:
         return here
-    having, lacking = (
+    having, others = (
         _grown(
             [job for job in choosing if (trait in job.traits) == held],
             [job for job in measuring if (trait in job.traits) == held],
@@ -74,7 +74,7 @@ def _grown(choosing: Sequence[Known], measuring: Sequence[Known], depth: int) ->
         )
         for held in (True, False)
     )
-    return msgspec.structs.replace(here, trait=trait, having=having, lacking=lacking)
+    return msgspec.structs.replace(here, trait=trait, with_trait=having, without_trait=others)
 
 
 def _up(value: float) -> float:

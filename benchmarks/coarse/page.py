@@ -98,8 +98,8 @@ def _classes(table: Table, found: Sequence[Row]) -> Iterator[Sequence[str]]:
 
 
 def _leaves(one: Class, name: str) -> Iterator[tuple[str, Class]]:
-    if one.having is None or one.lacking is None:
+    if one.with_trait is None or one.without_trait is None:
         yield name, one
         return
-    yield from _leaves(one.having, f"{name}, {one.trait}")
-    yield from _leaves(one.lacking, f"{name}, not {one.trait}")
+    yield from _leaves(one.with_trait, f"{name}, {one.trait}")
+    yield from _leaves(one.without_trait, f"{name}, not {one.trait}")

@@ -1,4 +1,4 @@
-"""AD-PSGD: active workers average their models with random passive ones, without a common clock."""
+"""AD-PSGD: active workers average their models with random passive ones, asynchronously."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers drift apart: always."""
+        """Whether workers iterate without a barrier: always."""
         return True
 
 
@@ -60,7 +60,7 @@ def sides(workers: int, options: Options) -> tuple[Ids, Ids]:
 
 
 def build(job: Job) -> OpGraph:
-    """The op graph: computation, and the exchanges of the active workers beside it or after it."""
+    """The op graph: computation, and the exchanges of the active workers during or after it."""
     b = GraphBuilder()
     workers = add_workers(b, job)
     optimizer = add_optimizer(b, job, workers)
@@ -83,7 +83,7 @@ def build(job: Job) -> OpGraph:
 def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> Ids:
     """Let each active worker exchange models with a passive one.
 
-    Returns a counter for each worker's model, (workers,), which rises with each averaging and with
+    Returns a counter for each worker's model, (workers,), which rises with each average and with
     each of the worker's own gradients.
     """
     active, passive = sides(job.workers, Options.of(job))
@@ -106,10 +106,10 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and what of the exchanges it does not hide: for the mean of all workers.
+    """Computation, and the exposed part of the exchanges: for the mean of all workers.
 
-    The active workers are customers who go round: each asks a random passive worker and is
-    answered, over links that it shares with whoever asks the same one.
+    The active workers are the customers of a closed network: each sends its model to a random
+    passive worker and receives one, over links shared with those that chose the same worker.
     """
     options = Options.of(job)
     odd = floor_half(q.workers)
@@ -122,24 +122,24 @@ def phases(job: Job, q: Quantities) -> Phases:
         within, q.inside_bandwidth_bytes_per_s, q.bandwidth_bytes_per_s
     )
     latency_s = 2.0 * where(within, q.inside_latency_s, q.latency_s)
-    lines = where(within, 1, passive) if q.bus else passive  # a bus is one for all
+    lines = where(within, 1, passive) if q.bus else passive  # all share a bus
 
-    def lap(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
-        both = where(within, others[0] + others[1], 0.0) if q.bus else 0.0  # on the same bus
+    def cycle(others: Sequence[Quantity]) -> tuple[Quantity, Sequence[Quantity]]:
+        both = where(within, others[0] + others[1], 0.0) if q.bus else 0.0  # contention on the bus
         met = (maximum(found / maximum(lines, 1), both) for found in others)
         asked, answered = (model_s * (1.0 + found) for found in met)
         exchange = asked + answered + latency_s
-        cycle = maximum(compute, exchange) if options.overlap else compute + exchange
-        return cycle, [asked, answered]
+        whole = maximum(compute, exchange) if options.overlap else compute + exchange
+        return whole, [asked, answered]
 
     demands = (model_s / maximum(lines, 1),) * 2
-    cycle, _ = lap(contended([active], demands, [lap], stations=("ask", "answer"))[0])
-    if q.bus and inside:  # a bus carries no more than it can
-        cycle = where(within, maximum(cycle, 2.0 * active * model_s), cycle)
-    shown = where(passive > 0, (cycle - compute), 0.0)
-    # a rate is the mean of the workers' rates: the active ones go round more slowly
+    cycle_s, _ = cycle(contended([active], demands, [cycle], stations=("ask", "answer"))[0])
+    if q.bus and inside:  # at most the capacity of the bus
+        cycle_s = where(within, maximum(cycle_s, 2.0 * active * model_s), cycle_s)
+    shown = where(passive > 0, (cycle_s - compute), 0.0)
+    # the mean rate of the workers: the active ones iterate more slowly
     rate = (active / (compute + shown) + passive / compute) / q.workers
-    exchanges = active / (compute + shown) / q.workers / rate  # of the mean iteration
+    exchanges = active / (compute + shown) / q.workers / rate  # per mean iteration
     return Phases(
         parts={
             "compute": Phase(compute, "compute"),
@@ -150,13 +150,13 @@ def phases(job: Job, q: Quantities) -> Phases:
         / q.workers
         / rate
         / q.workers,
-        staleness=where(passive > 0, _staleness(job, q, active, passive, cycle, compute), 0.0),
+        staleness=where(passive > 0, _staleness(job, q, active, passive, cycle_s, compute), 0.0),
         spread=1.0,
     )
 
 
 def _use(q: Quantities, within: Quantity, mean_s: Quantity) -> Use:
-    """For how long links are busy, if each worker sends and receives models for ``mean_s``."""
+    """Busy time of the links, if each worker sends and receives models for ``mean_s``."""
     inside_s = mean_s * (q.workers if q.bus else 1.0)
     return Use(where(within, 0.0, mean_s), 0.0, where(within, inside_s, 0.0))
 
@@ -166,8 +166,8 @@ def _staleness(
 ) -> Quantity:
     """Averages of a worker's model while it computes a gradient, mean over gradients.
 
-    An active worker's own average falls into its computation where that is not shorter. A passive
-    one is asked by some active worker once per cycle, be it computing or not.
+    An active worker's own average falls into its computation where the exchange is hidden by it. A
+    passive worker is asked at random times, active over passive workers times per cycle.
     """
     own = where(cycle > compute, 0.0, 1.0) if Options.of(job).overlap else 0.0
     asked = active / maximum(passive, 1) * compute / cycle
@@ -181,7 +181,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     unequal = bool(job.stragglers or job.cluster.overrides)
     cluster, n = job.cluster, job.workers
     several = cluster.fullest(n) > 1 and (cluster.nodes_for(n) > 1 or cluster.intra_node is None)

@@ -1,4 +1,4 @@
-"""What the rest of the package needs to know of an architecture."""
+"""The interface of an architecture to the rest of the package."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from perfmodel.results.prediction import ModelAge
 
 
 class Traffic(NamedTuple):
-    """Bytes of an iteration of one worker, where each worker and each server has a node.
+    """Bytes per iteration of one worker, where each worker and each server has its own node.
 
-    ``sent`` and ``received`` by the worker; ``from_server`` and ``to_server`` are of one server, in
-    the time of an iteration of all workers.
+    ``sent`` and ``received`` by the worker; ``from_server`` and ``to_server`` are of one server,
+    for an iteration of all workers.
     """
 
     sent: float
@@ -38,9 +38,9 @@ class Coarse(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     phases : the model itself.
     exact : for which jobs it equals the simulation.
-    leaves_out : what a job has that the model knows nothing of; None if there is nothing.
+    leaves_out : the first feature of a job that the model leaves out; None if there is none.
 
-    How far it is off for the other jobs is measured: :mod:`perfmodel.predicting.bands`.
+    Its error for the other jobs is measured: :mod:`perfmodel.predicting.bands`.
     """
 
     phases: Callable[[Job, Quantities], Phases]
@@ -49,26 +49,27 @@ class Coarse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rest of the package needs to know of an architecture.
+    """An architecture, as the rest of the package sees it.
 
     Attributes
     ----------
-    options : type of the options, each of which describes itself.
+    options : type of the options, which are described beside their fields.
     build : the fine-grained op graph of one job.
     coarse : the coarse model.
-    fold : the same with one worker that stands for all of them, for jobs whose workers are alike
+    fold : the same with one worker that represents all of them, for jobs whose workers are alike
         (:func:`perfmodel.architectures.parts.workers.alike`); None, or returns None, where one
-        worker cannot stand for all.
+        worker cannot represent all.
     server_bytes : memory need of one server of a job (bytes); None where there is no server.
     worker_bytes : memory need of one worker (bytes); None where it has parameters, gradients,
         activations and, without a server, the optimizer's state.
-    assumptions : what the model takes for granted, one sentence each.
+    assumptions : of the model, one sentence each.
     source : where the semantics are described.
-    model_age : for architectures that exchange models, how many local steps one is from the last
-        exchange; None, or returns None, where each step works on a model of its own time.
-    notes : what a prediction has to say of a job beyond its figures; None for nothing.
-    group : what jobs are called whose formulas are as far off; None for the architecture's name.
-    variants : options under which all laws are checked: each option, and each word that it may be,
+    model_age : for architectures that exchange models, the local steps since the last exchange;
+        None, or returns None, where each step uses the current model.
+    notes : remarks on a job beyond the figures of its prediction; None for none.
+    group : the group of jobs by which errors of formulas are measured; None for the architecture's
+        name.
+    variants : options under which all laws are tested: each option, and each of its allowed words,
         in at least one of them.
     traffic : the bytes that the source states; None, or returns None, where it states none.
     aliases : other names, each with the options it stands for.

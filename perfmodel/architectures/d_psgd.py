@@ -1,4 +1,4 @@
-"""D-PSGD: workers average their models with those of both neighbours on a ring, in step."""
+"""D-PSGD: workers average their models with those of both neighbours on a ring, synchronously."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 
 NEIGHBOURHOOD = 6
-"""Workers whose slowest one sets the pace, where each waits for its neighbours only."""
+"""Workers among which the slowest sets the pace, where each waits for its neighbours only. Found by
+simulation."""
 
 STEPS = 0.85
-"""Steps over which jitter averages out, times the squared coefficient of variation's root, where
-the neighbours' models have a whole iteration to come in. Found by simulation."""
+"""Jitter averages out over (STEPS / c)^2 steps, with c its coefficient of variation, where the
+neighbours' models have a whole iteration to arrive. Found by simulation."""
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +47,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 def neighbours(workers: int) -> Ids:
     """The next and the previous worker of each on a ring, (workers, 2).
 
-    (2, 1) for two workers, who have each other only; (1, 0) for one.
+    (2, 1) for two workers, which are each other's neighbours; (1, 0) for one.
 
     >>> neighbours(4).tolist()
     [[1, 3], [2, 0], [3, 1], [0, 2]]
@@ -57,9 +58,9 @@ def neighbours(workers: int) -> Ids:
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph: computation, and the model sent to each neighbour beside it or after it.
+    """The op graph: computation, and the model sent to each neighbour during or after it.
 
-    With ``fold`` of the first worker, which stands for all of them.
+    With ``fold`` of the first worker, which represents all of them.
     """
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
@@ -75,12 +76,12 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 def _add_exchange(
     b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, fold: bool
 ) -> None:
-    """Send each worker's model to its neighbours; average once all are sent and have come."""
+    """Send each worker's model to its neighbours; average when all have been sent and received."""
     network = add_network(b, job, fold=fold)
     to = neighbours(job.workers)[: len(begin)]
     path = network.path(workers.index[:, None], to)
     latency_s = network.latency_s(workers.index[:, None], to)
-    if fold:  # its neighbours do as it does
+    if fold:  # its neighbours are like it
         to = np.zeros_like(to)
     send = b.ops(
         "send",
@@ -99,7 +100,7 @@ def _add_exchange(
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and what of the exchange with the neighbours it does not hide."""
+    """Computation, and the exposed part of the exchange with the neighbours."""
     alone = q.workers <= 1
     compute = q.forward_s + q.backward_s
     use, exchange = _exchange(q)
@@ -111,7 +112,7 @@ def phases(job: Job, q: Quantities) -> Phases:
             (late * scale / most, maximum(*_exchange(_linked(q, link))[1]))
             for scale, link in _around(job)
         ]
-    # of a ring of workers who wait for each other, the slowest sets the pace
+    # on a ring of workers that wait for each other, the slowest sets the pace
     step = maximum(0.0, *(_step(job, compute * pace, send) for pace, send in ways))
     shown = step - compute * late
     return Phases(
@@ -126,8 +127,8 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
-    """For how long links are busy with an exchange, and how long its longest transfers take if all
-    begin at once: those between nodes, and those inside."""
+    """Busy time of the links in an exchange, and the longest transfers if all begin at once: those
+    between nodes, and those inside."""
     models = minimum(q.workers - 1.0, 2.0)
     away, full = q.nodes > 1, q.fullest
     if is_symbol(q.workers):
@@ -149,19 +150,19 @@ def _exchange(q: Quantities) -> tuple[Use, tuple[Quantity, Quantity]]:
 
 
 def _linked(q: Quantities, bandwidth_bytes_per_s: float) -> Quantities:
-    """The same with links of another rate."""
+    """The quantities with links of another bandwidth."""
     return msgspec.structs.replace(q, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
 
 
 def _step(job: Job, compute_s: Quantity, exchange_s: Quantity) -> Quantity:
-    """Computation beside an exchange or, without overlap, before it."""
+    """Computation overlapped with an exchange or, without overlap, before it."""
     return maximum(compute_s, exchange_s) if Options.of(job).overlap else compute_s + exchange_s
 
 
 def _pace(job: Job, q: Quantities) -> Quantity:
-    """How many times longer than the average the slowest worker computes, with its neighbourhood.
+    """Computation of the slowest worker of a neighbourhood over the mean.
 
-    Where workers differ, the neighbourhood is the slowest one and a part of all others.
+    Where workers differ, the neighbourhood is the slowest worker and a part of all others.
     """
     near = minimum(q.workers, NEIGHBOURHOOD)
     if q.classes:
@@ -184,8 +185,8 @@ def _pace(job: Job, q: Quantities) -> Quantity:
 
 
 def _around(job: Job) -> set[tuple[float, float]]:
-    """Of each worker, how many times longer than profiled it computes, and the slowest of its links
-    and those of its neighbours (bytes/s)."""
+    """For each worker, its computation over the profiled one, and the slowest of its links and
+    those of its neighbours (bytes/s)."""
     cluster, every = job.cluster, range(job.workers)
     links = [cluster.nic_of(cluster.node_of_worker(worker)) for worker in every]
     near = neighbours(job.workers).tolist()
@@ -197,8 +198,8 @@ def _around(job: Job) -> set[tuple[float, float]]:
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation.
 
-    On several nodes with several devices transfers inside a node are not all at the same time; it
-    does where others take longer, or where nothing takes longer than computing.
+    On several nodes with several devices, transfers inside a node do not all coincide; it does
+    where those between nodes take longer, or where all are hidden by computation.
     """
     if not (equal(job) and left_out(job) is None):
         return False

@@ -1,4 +1,4 @@
-"""EASGD: every few steps a worker and the centre variable on the servers pull at each other."""
+"""EASGD: every few steps a worker's model and the centre on the servers move towards each other."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Option
 from perfmodel.inputs.options import Options as Base
-from perfmodel.phases.phases import Phase, Phases, held_up, mixed
+from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
 from perfmodel.theory.contention import CycleTime, contended, regularity
 
 MOST_SERVERS = 10_000
-"""Servers of one job; more is taken for a slip of the keyboard."""
+"""Servers of one job; a limit that catches typing errors."""
 
 AXES: tuple[Axis, Axis] = (("worker", None), ("server", None))
 
 
 STATIONS = ("pull", "push", "update", "own pull", "own push")
-"""Where workers meet: at the servers, and on the link of their node where several share one."""
+"""Stations where workers contend: at the servers, and on the link of a node with several."""
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +63,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers drift apart: always."""
+        """Whether workers iterate without a barrier: always."""
         return True
 
     @property
@@ -73,7 +73,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
     @property
     def exchanged_share(self) -> float:
-        """How much of a model a worker gives to the network in a step, on average."""
+        """Mean share of a model that a worker sends per step."""
         return 1 / self.period
 
 
@@ -89,9 +89,10 @@ def build(job: Job) -> OpGraph:
 
 
 def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin: Ids) -> None:
-    """Pull the centre before the step; push the difference while the gradient is computed.
+    """In the last step of each period, pull the centre before, and push the difference during
+    computation.
 
-    In the last step of each period. All ops of the servers have shape (workers, servers).
+    All ops of the servers have shape (workers, servers).
     """
     period, group = Options.of(job).period, workers.index[:, None]
     request = b.ops("request", (job.workers,), group=workers.index, cause="server", axes=AXES[:1])
@@ -107,10 +108,10 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
     b.edge(pulled, workers.forward[:, 0])
     b.edge(pulled[:, None], push)
     b.edge(push, update)
-    b.edge(update, push, lag=1)  # else the token of a step without a push overtakes one under way
+    b.edge(update, push, lag=1)  # else a token without a push overtakes a push in flight
     read, added = _every(b, "read", request, period), _every(b, "added", update, period)
     b.probe("staleness", read[:, None], added, counter=b.counters(added), group=group)
-    if period == 1:  # else steps without an exchange would count as transfers of no time
+    if period == 1:  # else steps without an exchange count as transfers of zero time
         for label, ops in (("pull", pull), ("push", push), ("update", update)):
             b.probe(label, ops, ops, at_ready=True, group=group)
 
@@ -135,7 +136,7 @@ def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
 
 
 def _updates(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> Ids:
-    """Each worker's difference being added on each server."""
+    """The update of each server by each worker's difference."""
     cost, servers = job.cluster.server, len(home)
     tensors = len(tensors_of(job.workload).bytes)
     whole_s = (
@@ -171,39 +172,39 @@ def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and a part of what a period's exchange adds to it.
+    """Computation, and a step's share of what the exchange of a period adds to it.
 
-    A worker waits for its pull. Its push and update are over before it asks again: within a period,
-    unless links or servers are slow.
+    A worker waits for its pull. Its push and update end before its next pull: they are hidden by
+    the period, unless links or servers are slow.
     """
     shared_s = q.gradient_bytes / q.servers / q.server_bandwidth_bytes_per_s
     whole_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
     update_s = whole_s / q.servers / q.update_threads
     demands = (shared_s, shared_s, update_s)
-    # workers of a node meet on its link as well
+    # workers of a node contend for its link as well
     beside = 2 * (job.cluster.devices_per_node > job.cluster.nics_per_node)
     kinds = q.by_class()
-    laps = [_lap_of(job, kind, demands) for kind in kinds]
+    cycles = [_cycle_of(job, kind, demands) for kind in kinds]
     even = regularity(update_s, shared_s) if q.corrected else 0.0
     busy = (even, even, 1.0 if q.corrected else 0.0, *(0.0,) * beside)
     found = contended(
         q.counts,
         (*demands, *(0.0,) * beside),
-        laps,
+        cycles,
         even=busy,
         stations=STATIONS[: len(demands) + beside],
     )
     rows = zip(kinds, found, strict=True)
     periods = [_period(job, kind, demands, others) for kind, others in rows]
     often = q.workers / Options.of(job).period
-    # where links differ, each worker goes at the rate of its own
+    # where links differ, each worker is limited by its own
     own = [kind.on_a_nic(kind.fullest) / kind.bandwidth_bytes_per_s for kind in kinds]
     own_s = q.gradient_bytes * functools.reduce(minimum, own) / Options.of(job).period
     links_s = maximum(often * shared_s, own_s)
-    result = held_up(q.counts, periods, links_s=links_s, servers_s=often * update_s)
+    result = resource_limited(q.counts, periods, links_s=links_s, servers_s=often * update_s)
     before = mixed(q.counts, periods)
     queue = result.iteration_s - before.iteration_s
-    # of the time that a worker queues, all is between its pull and its update
+    # all queueing is between a worker's pull and its update
     stale = before.staleness * before.iteration_s + (q.workers - 1.0) * queue
     return msgspec.structs.replace(
         result,
@@ -213,25 +214,25 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 Demands = tuple[Quantity, Quantity, Quantity]
-"""Seconds that an exchange keeps a server's links, out and in, and its update threads busy."""
+"""Service demands (s) of an exchange on a server's link out, link in, and update threads."""
 
 
 def _exchange(
     q: Quantities, demands: Demands, others: Sequence[Quantity]
 ) -> tuple[Quantity, Quantity]:
-    """Seconds that a period waits for its pull, and then until its update is done."""
+    """Seconds until the pull has ended, and from then until the update has."""
     pull, push, update = (
         (1.0 + found) * seconds for found, seconds in zip(others[:3], demands, strict=True)
     )
     own_pull, own_push = _own(q, others)
     there, back = maximum(own_pull, pull) + q.latency_s, maximum(own_push, push) + q.latency_s
-    # of several threads one's own update takes one, and waits until one is free
+    # an update waits for one of several threads, and is served by that one
     return there, back + update + (q.update_threads - 1.0) * demands[2]
 
 
 def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]:
-    """Seconds of the pull and the push on the link of the worker's node, beside those who share it:
-    of the others, as many as are on that node."""
+    """Seconds of the pull and the push on the link of the worker's node, which it shares with the
+    fraction of the others that are on that node."""
     own_s = q.gradient_bytes / q.bandwidth_bytes_per_s
     if len(others) == 3:
         return own_s, own_s
@@ -241,22 +242,22 @@ def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]
     return pull, push
 
 
-def _lap_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
-    """A period of a worker that finds so many others."""
+def _cycle_of(job: Job, q: Quantities, demands: Demands) -> CycleTime:
+    """The cycle time of a period, given the others present at each station."""
     steps_s = Options.of(job).period * (q.forward_s + q.backward_s + q.optimizer_s)
 
-    def lap(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
+    def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
         pull, rest = _exchange(q, demands, others)
         held = [(1.0 + found) * demand for found, demand in zip(others[:3], demands, strict=True)]
         if len(others) > 3:
             held += _own(q, others)
         return pull + maximum(steps_s, rest), held
 
-    return lap
+    return cycle
 
 
 def _period(job: Job, q: Quantities, demands: Demands, others: Sequence[Quantity]) -> Phases:
-    """An iteration: a part of a period."""
+    """A mean iteration: one step of a period."""
     period = Options.of(job).period
     compute = q.forward_s + q.backward_s + q.optimizer_s
     pull, rest = _exchange(q, demands, others)
@@ -275,7 +276,7 @@ def _period(job: Job, q: Quantities, demands: Demands, others: Sequence[Quantity
             "servers": update_s / period,
         },
         updates=1.0 / period,
-        # of the others' updates, those between one's pull and one's own update
+        # the others' updates between a worker's pull and its own update
         staleness=(q.workers - 1.0) * (pull + rest) / cycle,
         spread=q.cv * compute * period / cycle,
     )
@@ -287,13 +288,13 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     colocated = job.cluster.server.placement == "colocated"
     return left_out(job, {"servers on the nodes of workers": colocated})
 
 
 def server_bytes(job: Job) -> float:
-    """Memory of a server: its part of the centre, and a receive buffer of that size per worker."""
+    """Memory of a server: its shard of the centre, and a receive buffer of that size per worker."""
     return float(job.workload.gradient_bytes / Options.of(job).servers * (1 + job.workers))
 
 

@@ -72,7 +72,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
 
 class Units(msgspec.Struct, frozen=True, eq=False):
-    """Groups of consecutive layers whose parameters travel together, in forward order.
+    """Groups of consecutive layers whose parameters are gathered together, in forward order.
 
     All of shape (units,): ``bytes``; the ``first`` and the ``last`` layer with parameters.
     """
@@ -83,7 +83,7 @@ class Units(msgspec.Struct, frozen=True, eq=False):
 
 
 def units_of(workload: Workload, unit_bytes: float) -> Units:
-    """Group a workload's layers; a unit is closed by the layer that brings it to its size."""
+    """Group a workload's layers; a unit is closed by the layer with which it reaches its size."""
     found = [
         (index, sum(layer.tensor_bytes))
         for index, layer in enumerate(expanded(workload).layers)
@@ -100,7 +100,7 @@ def units_of(workload: Workload, unit_bytes: float) -> Units:
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which stands for all of them."""
+    """The op graph; with ``fold`` of the first worker, which represents all of them."""
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
     optimizer = workers.compute(b, "optimizer", job.workload.optimizer_s / job.workers)
@@ -138,7 +138,7 @@ def _add_collectives(
     if options.stage == 3:
         gathers = gathered if again is None else np.concatenate([gathered, again[::-1]])
         _in_issue_order(b, options, workers, units, optimizer, gathers, reduced[::-1])
-    else:  # everything is gathered before the next step begins
+    else:  # all units are gathered before the next step begins
         b.chain(gathered)
         b.chain(reduced[::-1])
         _edge_from_all(b, workers.backward[:, units.first], reduced)
@@ -150,7 +150,7 @@ def _add_collectives(
 
 class Issue(NamedTuple):
     """A collective of stage 3 in the order of issue: an all-gather or a reduce-scatter, by its
-    ``number`` among those of its kind, issued once computation ``after`` has been (-1: none)."""
+    ``number`` among those of its kind, issued once computation ``after`` has ended (-1: none)."""
 
     gather: bool
     number: int
@@ -162,12 +162,12 @@ def issue_order(units: int, options: Options) -> list[Issue]:
 
     Computations are numbered: the forward passes of all units, then, in reverse, their backward
     passes. All-gather k belongs to computation k, reduce-scatter k follows the backward pass
-    units + k. An all-gather is issued when its computation is ``prefetch`` + 1 ahead, and once its
-    unit has been freed. What a backward pass makes is reduced first, and only then is gathered what
-    is issued at its end: the post-backward hook of a unit comes before the pre-backward hook of the
+    units + k. An all-gather is issued ``prefetch`` + 1 computations before its own, once its unit
+    has been freed. At the end of a backward pass its gradients are reduced before the next unit is
+    gathered: the post-backward hook of a unit comes before the pre-backward hook of the
     next one, which gathers and prefetches (torch/distributed/fsdp: ``_runtime_utils.py``,
     ``_fully_shard/_fsdp_param_group.py``; BackwardPrefetch.BACKWARD_PRE). The collectives of one
-    process group go one after the other in the order of issue, from whatever streams.
+    process group go one after the other in the order of issue, whatever their streams.
     """
     gathers = 2 * units if options.reshard_after_forward else units
     freed = [-1] * units + [units - 1] * units
@@ -187,8 +187,7 @@ def _in_issue_order(
 ) -> None:
     """Edges of stage 3: each unit is gathered before it computes, and reduced after its backward.
 
-    ``gathers`` and ``reduced`` are in the order in which they are issued; each waits for whatever
-    was issued before it.
+    ``gathers`` and ``reduced`` are in the order of issue; each waits for the one issued before.
     """
     count = len(units.first)
     begins = [workers.forward[:, units.first], workers.backward[:, units.last[::-1]]]
@@ -205,12 +204,12 @@ def _in_issue_order(
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and what of gathering parameters and scattering gradients it does not hide."""
+    """Computation, and the exposed part of all-gathers and reduce-scatters."""
     return q.at_paces(lambda late: _phases(job, q, late))
 
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
-    """The same where the slowest worker computes ``late`` times as long as the mean one."""
+    """The phases if the slowest worker computes ``late`` times as long as the mean one."""
     options = Options.of(job)
     alone = q.workers <= 1
     units = q.layers.once(
@@ -253,7 +252,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
 
 
 def notes(job: Job) -> tuple[str, ...]:
-    """Where a job goes beyond the collectives that its cluster has measured."""
+    """Notes where a job extrapolates the measured collectives of its cluster."""
     sizes = units_of(job.workload, Options.of(job).unit_bytes).bytes
     return measured_notes(job, {"all_gather": sizes, "reduce_scatter": sizes})
 
@@ -269,7 +268,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     return left_out(job, core=False)
 
 
@@ -281,9 +280,9 @@ def _in_time(
     gathers: list[Quantity],
     scatters: list[Quantity],
 ) -> Quantity:
-    """Until all gradients are scattered, if each unit is gathered before it computes.
+    """Seconds until all gradients are reduced, if each unit is gathered before it computes.
 
-    One collective at a time, in the order in which they are issued (:func:`issue_order`).
+    One collective at a time, in the order of issue (:func:`issue_order`).
     """
     count = len(units.first)
     starts = [*map(layers.index.index, units.first.tolist()), len(layers.index)]
@@ -316,11 +315,11 @@ def _edge_from_all(b: GraphBuilder, before: Ids, after: Ids, lag: int = 0) -> No
 
 
 def worker_bytes(job: Job) -> float:
-    """Most memory that one worker needs: optimizer state, gradients, parameters and activations.
+    """Peak memory of one worker: optimizer state, gradients, parameters and activations.
 
     At stage 1 a worker keeps an n-th of the optimizer state. At stage 2 it keeps an n-th of the
     gradients, too, and those of one unit that is being reduced. At stage 3 it keeps an n-th of the
-    parameters as well, and the units that are gathered: the one that computes and those ahead.
+    parameters as well, and the units that are gathered: the one that computes and those prefetched.
     """
     options = Options.of(job)
     whole, n = job.workload.gradient_bytes, job.workers

@@ -1,4 +1,4 @@
-"""GoSGD: after a step a worker may send its model to a random other one, and waits for nobody."""
+"""GoSGD: after a step a worker may send its model to a random other one, without waiting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_STEPS = 1_000_000
 
 
 ROUNDS = 20
-"""Repetitions of the fixed point of the part of their time that workers send to other nodes."""
+"""Iterations of the fixed point of the fraction of time that workers send to other nodes."""
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
@@ -59,17 +59,17 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers drift apart: always."""
+        """Whether workers iterate without a barrier: always."""
         return True
 
     @property
     def exchanged_share(self) -> float:
-        """How much of a model a worker gives to the network in a step, on average."""
+        """Mean share of a model that a worker sends per step."""
         return self.probability
 
 
 def window(options: Options) -> int:
-    """Steps in which a worker sends, on average, as many models as may be on their way.
+    """Steps in which a worker sends, on average, as many models as may be in flight.
 
     >>> window(Options(probability=0.25, queue=8))
     32
@@ -78,7 +78,7 @@ def window(options: Options) -> int:
 
 
 def build(job: Job) -> OpGraph:
-    """The op graph: computation, pushes by chance after it, and merges before the next step."""
+    """The op graph: computation, random pushes after it, and merges before the next step."""
     b = GraphBuilder()
     workers = add_workers(b, job)
     optimizer = add_optimizer(b, job, workers)
@@ -92,7 +92,7 @@ def build(job: Job) -> OpGraph:
 
 
 def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> None:
-    """Send models by chance, one after the other; a worker is at most a window ahead of them."""
+    """Send models at random, one after the other; a worker is at most a window ahead of them."""
     options = Options.of(job)
     partners = Partners.add(b, workers.index, others(job.workers))
     push = partners.send(b, "push", job, workers, add_network(b, job))
@@ -107,7 +107,7 @@ def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimiz
 def _add_merges(
     b: GraphBuilder, job: Job, workers: Workers, partners: Partners, begin: Ids, push: Ids
 ) -> None:
-    """Let each worker merge, on its device, the models that have come by the time it begins."""
+    """Let each worker merge, on its device, the models that have arrived when its step begins."""
     options = Options.of(job)
     merge = workers.compute(b, "merge", 0.0)
     b.edge(begin, merge)
@@ -121,15 +121,15 @@ def _add_merges(
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """A worker's iteration; each goes at its own pace."""
+    """A worker's iteration; each at its own pace."""
     return mixed(q.counts, [_alone(job, kind, q) for kind in q.by_class()])
 
 
-def _alone(job: Job, q: Quantities, everybody: Quantities) -> Phases:
+def _alone(job: Job, q: Quantities, whole_job: Quantities) -> Phases:
     """Computation and merging, or sending where that takes longer.
 
-    Each link gets as many models as its workers send, so that nobody sends faster than the slowest
-    one receives.
+    Each link receives as many models as its workers send, so that no worker sends faster than the
+    slowest link receives.
     """
     options = Options.of(job)
     p, alone = options.probability, q.workers <= 1
@@ -137,7 +137,7 @@ def _alone(job: Job, q: Quantities, everybody: Quantities) -> Phases:
     merge = p * options.merge_per_model_s * q.slowdown
     use, sending = _sending(q)
     away = maximum(q.workers - q.fullest, 0.0) / maximum(q.workers - 1.0, 1.0)
-    slowest = away * q.gradient_bytes / everybody.at_once_bytes_per_s
+    slowest = away * q.gradient_bytes / whole_job.at_once_bytes_per_s
     late = maximum(p * maximum(sending, slowest) - compute - merge, 0.0)
     return Phases(
         parts={
@@ -151,14 +151,14 @@ def _alone(job: Job, q: Quantities, everybody: Quantities) -> Phases:
 
 
 def _sending(q: Quantities) -> tuple[Use, Quantity]:
-    """For how long links are busy with a model of each worker, and how long a model takes a sender
-    if all send all the time.
+    """Busy time of the links for a model of each worker, and the residence time of a model if all
+    workers send all the time.
 
-    A sender's models go one after the other, each to a random link that other senders share. With
+    A sender's models go one after the other, each to a random link shared with other senders. With
     one worker to a node, and as many senders as receivers, this is a closed network of n customers
-    at n - 1 links, which are all equally likely: one finds (n - 2) / (n - 1) others, however long
-    models take. Where some go to another node and some do not, a sender finds those of the others
-    that go the same way, by the part of their time that they do.
+    at n - 1 equally likely links: an arrival finds (n - 2) / (n - 1) others, whatever the service
+    times. Where some models go to another node and some do not, a sender finds the others that go
+    the same way, weighted by the fraction of time that they do.
     """
     others = maximum(q.workers - 1.0, 1.0)
     apart = maximum(q.workers - q.fullest, 0.0)
@@ -187,7 +187,7 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
 
 
 def exact(job: Job) -> bool:
-    """Whether the coarse model equals the simulation: where nobody sends."""
+    """Whether the coarse model equals the simulation: where no worker sends."""
     silent = job.workers == 1 or Options.of(job).probability == 0.0
     data = job.workload.data_loading_s == 0.0
     return silent and data and steady(job) and left_out(job) is None

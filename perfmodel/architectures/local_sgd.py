@@ -1,4 +1,4 @@
-"""Local SGD: workers train on their own, and average their models every few steps."""
+"""Local SGD: workers train independently, and average their models every few steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from perfmodel.results.prediction import ModelAge
 
 PERIOD = 8
 MOST_PERIOD = 1000
-"""Steps between two averages; more is taken for a slip of the keyboard."""
+"""Steps between two averages; a limit that catches typing errors."""
 
 
 class Options(Reduction, frozen=True, forbid_unknown_fields=True):
@@ -51,12 +51,12 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
 
     @property
     def exchanged_share(self) -> float:
-        """How much of a model a worker gives to the network in a step, on average."""
+        """Mean share of a model that a worker sends per step."""
         return 1 / self.period
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which stands for all of them."""
+    """The op graph; with ``fold`` of the first worker, which represents all of them."""
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
     optimizer = add_optimizer(b, job, workers)
@@ -72,8 +72,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fold: bool) -> None:
     """The average of all models, once every worker has done ``period`` steps.
 
-    It fires with the tokens of that many steps of all workers, and then lets each go on for as
-    many. So workers wait for each other before an average only, and not in the steps between.
+    It fires with the tokens of that many steps of all workers, and then permits as many steps to
+    each. So workers wait for each other before an average only, and not in the steps between.
     """
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
@@ -95,7 +95,7 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
 
 
 def model_age(job: Job) -> ModelAge | None:
-    """Steps since the last average: equally often 0 to period - 1."""
+    """Steps since the last average: uniform on 0 to period - 1."""
     if job.workers == 1:
         return None
     period = Options.of(job).period
@@ -103,7 +103,7 @@ def model_age(job: Job) -> ModelAge | None:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and a part of the average in every step."""
+    """Computation, and each step's share of the average."""
     period = Options.of(job).period
     late, alone = q.slowest(steps=period), q.workers <= 1
     compute = q.forward_s + q.backward_s + q.optimizer_s
@@ -121,7 +121,7 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 def notes(job: Job) -> tuple[str, ...]:
-    """Where a job goes beyond the collectives that its cluster has measured."""
+    """Notes where a job extrapolates the measured collectives of its cluster."""
     if not Options.of(job).by_measurements:
         return ()
     return measured_notes(job, {"all_reduce": np.array([job.workload.gradient_bytes])})
@@ -134,7 +134,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     return left_out(job, core=False)
 
 

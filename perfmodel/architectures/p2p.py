@@ -52,10 +52,10 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
 
 
 class Messages(msgspec.Struct, frozen=True, eq=False):
-    """What a worker sends to each peer, in the order in which backward makes the gradients.
+    """The messages from a worker to each peer, in the order in which backward computes gradients.
 
-    ``layer`` (messages,) index and ``bytes`` (messages,) of the gradients in them; ``dense``
-    (layers,) bytes of each layer's gradients.
+    ``layer`` (messages,) index and ``bytes`` (messages,) of their gradients; ``dense`` (layers,)
+    bytes of each layer's gradients.
     """
 
     layer: Ids
@@ -75,7 +75,7 @@ def messages_of(job: Job) -> Messages:
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which stands for all of them."""
+    """The op graph; with ``fold`` of the first worker, which represents all of them."""
     options = Options.of(job)
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
@@ -103,13 +103,13 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 
 def _parts(job: Job) -> int:
-    """Into how many parts a gradient is cut before it is sent: one for each owner, if sharded."""
+    """Parts that a gradient is cut into before it is sent: if sharded, one for each owner."""
     return job.workers if Options.of(job).exchange == "sharded" else 1
 
 
 def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> Ids:
     """Ops after which each message may be sent, (workers, messages)."""
-    alone = job.workers == 1  # with nobody to send anything to
+    alone = job.workers == 1  # no peer to send to
     made = workers.backward if alone else Options.of(job).encoded(b, workers, messages.dense)
     if Options.of(job).overlap:
         return made[:, messages.layer]
@@ -119,7 +119,7 @@ def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) 
 def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> Ids:
     """Each worker's update of each layer's parameters, or of its share of them: (workers, layers).
 
-    First the gradients of the others are decoded and added to its own. All of it comes after the
+    The gradients of the others are decoded and added to its own before. All this is after the
     worker's backward pass.
     """
     options = Options.of(job)
@@ -133,7 +133,7 @@ def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> I
 class _Lines:
     """A connection from each worker to each other one, and the messages on them.
 
-    A worker's first peer is the one after it, so that nobody is everybody's first.
+    Peers are numbered from the next worker on, so that not all workers send to the same one first.
     """
 
     def __init__(
@@ -181,9 +181,9 @@ class _Lines:
         return send
 
     def arriving(self, sends: Ids) -> Ids:
-        """Of messages by sender, those that end at each worker, (workers, peers, messages)."""
+        """Messages by receiver, from those by sender, (workers, peers, messages)."""
         n, peers = self._shape
-        if n == 1:  # folded: what one sends is what one gets
+        if n == 1:  # folded: a worker receives as it sends
             return sends
         offset = np.arange(1, peers + 1)
         found: Ids = sends[(np.arange(n)[:, None] - offset) % n, offset - 1]
@@ -191,12 +191,12 @@ class _Lines:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, updates, and what of the exchange they do not hide."""
+    """Computation, updates, and the exposed part of the exchange."""
     return q.at_paces(lambda late: _phases(job, q, late))
 
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
-    """The same where the slowest worker computes ``late`` times as long as the mean one."""
+    """The phases if the slowest worker computes ``late`` times as long as the mean one."""
     options = Options.of(job)
     alone = q.workers <= 1
     sharded = options.exchange == "sharded"
@@ -243,18 +243,18 @@ def _exposed_s(
     overlap: bool,
     back: bool,
 ) -> Quantity:
-    r"""How long a worker waits for the exchange, with computation ``scale`` times as profiled.
+    r"""Exposed time of the exchange, with computation ``scale`` times as long as profiled.
 
-    ``paths`` are x and alpha of each way to others: a layer has come when it has on all of them.
+    ``paths`` are x and alpha of each path to others: a layer has arrived when it has on all paths.
 
-    Layers L to 1 are sent, :math:`x s_l` each, once they are made. They are applied one after the
-    other, :math:`u s_l` each, once backward has ended, at C, and they have come, :math:`\alpha`
-    after :math:`E_l`. If they are sent ``back``, that follows whatever is sent first:
+    Layers L to 1 are sent, :math:`x s_l` each, once they are computed, until :math:`E_l`. They are
+    applied one after the other, :math:`u s_l` each, once backward has ended, at C, and they have
+    arrived, :math:`\alpha` after :math:`E_l`. With ``back``, results are sent after all that:
 
     .. math:: A_l = \max(A_{l+1}, C, E_l + \alpha) + u s_l, \quad
               R_l = \max(R_{l+1}, E_1, A_l) + x s_l
 
-    The next forward pass waits for :math:`A_1`, or :math:`R_1 + \alpha`: layer 1 comes last. With
+    The next forward pass waits for :math:`A_1`, or :math:`R_1 + \alpha`: layer 1 arrives last. With
     ``overlap`` the layers before the first with parameters do not wait.
     """
     layers, applying = q.layers, apply_per_byte_s * q.gradient_bytes
@@ -302,8 +302,8 @@ def _exposed_s(
 
 
 def _paths(q: Quantities) -> list[tuple[Quantity, Quantity]]:
-    """Seconds for each byte that a worker sends to each other one, and latency: to those on other
-    nodes, and, if there are any, to those on its own. All send at the same time."""
+    """Seconds per byte that a worker sends to each other one, and latency: to those on other nodes,
+    and, if there are any, to those on its own. All send at the same time."""
     counts = (q.fullest, q.emptiest) if q.nics_per_node > 1 else (q.fullest,)
     flows = [q.on_a_nic(count) * maximum(q.workers - count, 0.0) for count in counts]
     away = functools.reduce(maximum, flows)
@@ -318,8 +318,8 @@ def _paths(q: Quantities) -> list[tuple[Quantity, Quantity]]:
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation.
 
-    Where gradients are sent back, it does if they are added in no time: the order in which a worker
-    applies several that are there does not matter then.
+    Where gradients are sent back, it does if adding them takes no time: then the order in which a
+    worker applies those that have arrived does not matter.
     """
     options = Options.of(job)
     adding = job.workload.optimizer_s + options.reduce_per_byte_s + options.decode_per_byte_s
@@ -330,7 +330,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     options = Options.of(job)
     several = options.transmission != "fifo"
     return left_out(
@@ -339,7 +339,7 @@ def leaves_out(job: Job) -> str | None:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """Workers that share a node differ in whom they reach without the network."""
+    """No folding where workers share a node: they reach different peers without the network."""
     if job.workers > 1 and job.cluster.node_of_worker(job.workers - 1) < job.workers - 1:
         return None
     return build(job, fold=True)

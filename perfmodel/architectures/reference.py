@@ -1,4 +1,4 @@
-"""The reference page of all architectures, made of what they say of themselves."""
+"""The reference page of all architectures, generated from their descriptions."""
 
 from __future__ import annotations
 

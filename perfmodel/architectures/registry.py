@@ -1,7 +1,7 @@
 """Finds architectures by name.
 
 A file ``architectures/NAME.py``, or a folder, with an :class:`Architecture` called ``ARCHITECTURE``
-is all it takes: the command line, the listings and the conformance tests follow.
+is all it takes: the command line, the listings and the conformance tests find it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options, described
 
 SHARED = frozenset({"base", "parts", "reference", "registry"})
-"""What else is in the folder of the architectures."""
+"""Modules of this folder that are no architectures."""
 
 
 def model_of(job: Job) -> Coarse:
@@ -117,7 +117,7 @@ def _expected(kind: Any) -> str:
 
 
 def _suggested(kind: Any, value: Any) -> str:
-    """The allowed word most like ``value``, for an error message."""
+    """The allowed value nearest to ``value``, for an error message."""
     info = msgspec.inspect.type_info(kind)
     if not isinstance(info, msgspec.inspect.LiteralType):
         return ""

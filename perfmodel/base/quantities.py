@@ -22,6 +22,11 @@ NO_SPREAD = 1e-9
 """A coefficient of variation below this counts as 0: times differ by rounding only."""
 
 
+_NUMBERS = (float, float)
+_ARRAYS = frozenset({(np.ndarray, np.ndarray), (np.ndarray, float), (float, np.ndarray)})
+"""Types of two quantities of which the larger is found without a look at what they are."""
+
+
 def is_symbol(value: Quantity) -> bool:
     """Whether a quantity is a SymPy expression."""
     return hasattr(value, "free_symbols")
@@ -35,8 +40,13 @@ def maximum(*values: Quantity) -> Quantity:
     >>> maximum(np.array([1.0, 4.0]), 3.0).tolist()
     [3.0, 4.0]
     """
-    if len(values) == 2 and type(values[0]) is float and type(values[1]) is float:
-        return values[0] if values[0] > values[1] else values[1]  # what most calls are
+    if len(values) == 2:  # what most calls are
+        a, b = values
+        kinds = type(a), type(b)
+        if kinds == _NUMBERS:
+            return a if a > b else b
+        if kinds in _ARRAYS:
+            return np.maximum(a, b)
     if any(is_symbol(value) for value in values):
         import sympy
 
@@ -52,8 +62,13 @@ def minimum(*values: Quantity) -> Quantity:
     >>> minimum(1.0, 3.0)
     1.0
     """
-    if len(values) == 2 and type(values[0]) is float and type(values[1]) is float:
-        return values[0] if values[0] < values[1] else values[1]  # what most calls are
+    if len(values) == 2:  # what most calls are
+        a, b = values
+        kinds = type(a), type(b)
+        if kinds == _NUMBERS:
+            return a if a < b else b
+        if kinds in _ARRAYS:
+            return np.minimum(a, b)
     if any(is_symbol(value) for value in values):
         import sympy
 

@@ -48,8 +48,8 @@ for _command in COMMANDS:
 
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one line and exit code 2."""
-    gc.set_threshold(100_000)  # one short run: collecting often would only cost time
-    if sys.stderr is None:  # closed by whoever started this
+    gc.set_threshold(100_000)  # one short run: frequent collections only cost time
+    if sys.stderr is None:  # closed by the parent process
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     if sys.stdout is None:
         _fail("standard output: is closed")
@@ -63,7 +63,7 @@ def main() -> NoReturn:
         _fail(error.format_message())
     except PerfmodelError as error:
         _fail(str(error))
-    except OSError as error:  # files have errors of their own: this is the output
+    except OSError as error:  # files raise errors of their own: this is standard output
         # what is still buffered would fail once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):

@@ -1,4 +1,4 @@
-"""Options that describe a job and how it is predicted, and what the commands make of them."""
+"""Options that describe a job and how it is predicted, and the arguments made of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perfmodel.cli.options import (
 
 
 class JobFlags(NamedTuple):
-    """What the flags say of a job; None, or nothing, where a flag was not given.
+    """The flags that describe a job; None, or empty, where a flag was not given.
 
     With lists a value may be a list of values.
     """
@@ -57,7 +57,7 @@ class JobFlags(NamedTuple):
     def arguments(self, path: str | None, *, lists: bool = False) -> dict[str, Any]:
         """Arguments of make_job, or of a sweep: those of the job file, then the flags.
 
-        Either may have ``global_batch_size`` in the place of ``batch_size``.
+        Either may have ``global_batch_size`` instead of ``batch_size``.
 
         Raises
         ------
@@ -100,11 +100,11 @@ ARGUMENTS = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}
 """Arguments that are called differently from their flags."""
 
 REPLACED = {"model": "workload", "workload": "model", "global_batch_size": "batch_size"}
-"""What of a job file a flag takes the place of, besides its own."""
+"""The entry of a job file that a flag overrides, besides that of its own name."""
 
 
 class ModelFlags(NamedTuple):
-    """What the flags say of how a job is predicted; None where a flag was not given."""
+    """The flags that say how a job is predicted; None where a flag was not given."""
 
     fidelity: str
     tolerance: float | None

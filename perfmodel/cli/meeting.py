@@ -1,4 +1,4 @@
-"""What ``perfmodel measure network`` and ``training`` share: how processes of a run meet."""
+"""Rendezvous of processes: options of ``perfmodel measure network`` and ``training``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def take_place(given: dict[str, Any]) -> Place:
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Say on standard error where rank 0 listens, and who was turned away."""
+    """Log on standard error where rank 0 listens, and which connections it refused."""
     logger, handler = logging.getLogger("perfmodel.measuring"), _Echo()
     level, propagate = logger.level, logger.propagate
     logger.addHandler(handler)

@@ -1,4 +1,4 @@
-"""What commands share: reading the text of options, checking and writing files, progress."""
+"""Shared by commands: parsing options, checking and writing files, progress."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def ending(path: str) -> str:
 
 
 def check_files(plot: str | None, *others: str | None) -> None:
-    """Refuse files that cannot be written before work is done for them."""
+    """Refuse files that cannot be written, before the work is done."""
     from perfmodel.base import files
 
     for path in filter(None, (plot, *others)):
@@ -122,7 +122,7 @@ def check_files(plot: str | None, *others: str | None) -> None:
 
 
 def write_files(written: Sequence[tuple[str, bytes, str]]) -> None:
-    """Write files, each with what to say of it."""
+    """Write files, each with a remark to print."""
     from perfmodel.base import files
     from perfmodel.base.errors import plain
 

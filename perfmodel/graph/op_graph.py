@@ -13,6 +13,7 @@ and hands back their ids in the same shape, so that edges are written by slicing
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
@@ -72,8 +73,8 @@ def _name(blocks: Sequence[Block], identity: int) -> str:
 
 
 def block_of(blocks: Sequence[Block], identity: int) -> Block:
-    """The block that holds an id."""
-    return next(b for b in blocks if b.first <= identity < b.first + b.size)
+    """The block that holds an id, of blocks in the order of their ids."""
+    return blocks[bisect.bisect_right(blocks, identity, key=lambda block: block.first) - 1]
 
 
 class Use(NamedTuple):

@@ -1,9 +1,9 @@
-"""Compute times where nobody measured: at another batch size, and on another device.
+"""Compute times that were not measured: at another batch size, or on another device.
 
-Every constant here was learnt from measured steps. An error is a factor less one, and the figure
-that nine of ten steps stay below that were left out and then estimated; each series of steps counts
-the same. ``python -m benchmarks.accuracy.scaling DATA`` prints them, from tables of others in DATA
-(Pollux, OSDI 2021; Sia, SOSP 2023; MXNet's performance page) and the catalogue's own timings.
+Every constant here was fitted to measured steps. Errors are factors less one: the 90th percentile
+in cross-validation, where steps are left out and then estimated, with equal weight for each series.
+``python -m benchmarks.accuracy.scaling DATA`` prints them, from published tables in DATA (Pollux,
+OSDI 2021; Sia, SOSP 2023; MXNet's performance page) and the catalogue's own timings.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LAUNCH_S = 0.3e-3
-"""Seconds of a step for each parameter tensor, however few samples: starting its operations. The
-one of 0 to 0.5 ms with the least mean error from one batch size to others up to 8 times as large or
-small, where the three tables, the catalogue's GPUs and its CPU count the same."""
+"""Seconds of a step for each parameter tensor, whatever the batch: the launch of its operations. Of
+0 to 0.5 ms the value with the least mean error from one batch size to others up to 8 times as large
+or small, with equal weight for the three tables, the catalogue's GPUs and its CPU."""
 
 MOST_LAUNCHING = 0.7
-"""Most of a step that is taken for starting operations; of 0.5 to 0.9, chosen with the other."""
+"""Largest fraction of a step taken as launches; of 0.5 to 0.9, fitted together with LAUNCH_S."""
 
 INTERPOLATION_ERROR = 0.24
 """Between two measured batch sizes: 34 series, median 0.05, worst 0.59."""
@@ -95,7 +95,7 @@ def at_batch_size(
 
 
 def launching(tensors: int, step_s: float) -> float:
-    """Part of a step that does not depend on its batch size, as far as a single size tells."""
+    """Fraction of a step that does not depend on its batch size, estimated from a single size."""
     return min(MOST_LAUNCHING, LAUNCH_S * tensors / step_s) if step_s > 0 else 0.0
 
 
@@ -119,7 +119,7 @@ def _affine(
 
 
 def batch_error(sizes: Sequence[int], batch_size: int) -> float | None:
-    """Error of :func:`at_batch_size` in nine of ten cases, None at a measured size.
+    """90th percentile of the error of :func:`at_batch_size`, None at a measured size.
 
     It is a factor less one: 0.35 means between the true time over 1.35 and 1.35 times it.
     """
@@ -133,7 +133,7 @@ def batch_error(sizes: Sequence[int], batch_size: int) -> float | None:
 
 
 def together(*errors: float | None) -> float | None:
-    """Error of a product of estimates that err independently; None if none of them errs.
+    """Error of a product of estimates with independent errors; None if there is no error.
 
     >>> together(None, 0.25)
     0.25
@@ -167,7 +167,7 @@ def transferred(
     seconds : measured there (layers,).
     there, here : roofline seconds of the pass on the measured and on the other device (layers,).
 
-    What has no roofline time changes with the rest.
+    Layers without a roofline time change in proportion to the rest.
 
     >>> transferred(["linear", "linear"], [4.0, 8.0], [1.0, 2.0], [0.5, 3.0])
     array([ 2., 12.])

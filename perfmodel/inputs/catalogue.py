@@ -112,14 +112,14 @@ def workload(
     precision: str | None = None,
     batch_size: int | None = None,
 ) -> Workload:
-    """A profile's workload on a device: measured, or estimated in the best way there is.
+    """A profile's workload on a device: measured, or estimated in the best available way.
 
     In this order: per-layer times of that device; a published throughput of that device, shared
     among the layers by their roofline times; or :func:`perfmodel.inputs.device_transfer.estimate`.
 
     Raises
     ------
-    InputError : the device is neither in the profile nor in the catalogue, or nothing is known by
+    InputError : the device is neither in the profile nor in the catalogue, or there is nothing from
         which to estimate the profile's times on it.
     """
     if device_name is None or device_name in profile.devices:
@@ -171,7 +171,7 @@ def _file(what: str, name: str, kind: str, ending: str) -> Path:
 
 
 def _read(path: Path, kind: Any, schema: str) -> Any:
-    """A shipped file, read once as long as it does not change."""
+    """A shipped file, cached until it changes."""
     return _kept(path, path.stat().st_mtime_ns, kind, schema)
 
 

@@ -1,4 +1,4 @@
-"""Where it is trained: nodes, their links, their servers."""
+"""Clusters: nodes, their links, their servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfmodel.theory.collective_times import Growth
 SCHEMA = "perfmodel.cluster/1"
 
 MOST_NICS = 1000
-"""Links of a node to the network; more is taken for a slip of the keyboard."""
+"""Links of a node to the network; a limit that catches typing errors."""
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,9 +42,9 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
-    """What joins the devices of one node.
+    """The links between the devices of one node.
 
-    *bus*: one link that all transfers inside the node share, whichever way they go. *per_device*:
+    *bus*: one link that all transfers inside the node share, in both directions. *per_device*:
     a port of each device, full duplex, to a switch that never limits (NVSwitch): a transfer takes
     the sender's port out and the receiver's port in, so that ``bandwidth_bytes_per_s`` is what one
     device sends, and what it receives at the same time.
@@ -54,9 +54,9 @@ class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
 
 
 class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What differs on one node: its links, or the speed of its devices (1 = as profiled).
+    """Links, or speed of the devices (1 = as profiled), of a node that differs from the others.
 
-    ``nic`` is each of the node's links to the network.
+    ``nic`` replaces each of the node's links to the network.
     """
 
     node: int
@@ -69,7 +69,7 @@ class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A parameter server: where it runs and what one applied gradient tensor costs it.
+    """A parameter server: its placement, and the cost of applying a gradient tensor.
 
     ``placement`` is *dedicated* (a node of its own, after the workers' nodes) or *colocated* (one
     on each node of the workers in turn, whose link it shares). Applying one pushed tensor of n
@@ -89,10 +89,10 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What giving a gradient to the network costs the device that made it.
+    """Device time to hand a gradient over to the network.
 
     ``per_tensor_s + n * per_byte_s`` for a tensor of n bytes: copies into buffers, launches, and
-    whatever else the device does for communication in the place of computation.
+    any other work of the device for communication, during which it does not compute.
     """
 
     per_tensor_s: float = 0.0
@@ -103,12 +103,12 @@ class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         number("per_byte_s", self.per_byte_s)
 
     def seconds(self, tensors: int, size_bytes: float) -> float:
-        """For so many tensors of ``size_bytes`` together."""
+        """Seconds for so many tensors of ``size_bytes`` in all."""
         return self.per_tensor_s * tensors + self.per_byte_s * size_bytes
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A collective of ``above_bytes`` bytes or more, up to where the next piece begins.
+    """Times of a collective from ``above_bytes`` bytes up to the start of the next piece.
 
     n bytes among two ranks take ``startup_s + n * per_byte_s``; among more, each part grows as
     ``startup_growth`` and ``per_byte_growth`` say.
@@ -127,7 +127,7 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Uneven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Collectives among ``ranks`` ranks took ``factor`` times as long as their pieces say."""
+    """Correction for ``ranks`` ranks: collectives took ``factor`` times as long as the pieces."""
 
     ranks: int
     factor: float
@@ -138,16 +138,16 @@ class Uneven(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Collective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a collective was measured to take, in the place of the closed form of a ring.
+    """Measured times of a collective, which replace the closed form of a ring.
 
     Attributes
     ----------
     operation : its bytes are counted as in :class:`perfmodel.measuring.measurements.Measurement`.
     pieces : in order of size, the first from 0 bytes on; libraries switch algorithms with size.
-    ranks, bytes : least and greatest that were measured; beyond them it is extrapolated.
-    uneven : numbers of ranks that do not fit into how the others grow, such as devices wired in
-        pairs.
-    error_fraction : 9 in 10 measured times are within this of the pieces; None where not known.
+    ranks, bytes : measured range, least and greatest; beyond, times are extrapolated.
+    uneven : numbers of ranks off the fitted growth, as with devices wired in pairs.
+    error_fraction : 90th percentile of the deviation of measured times from the pieces; None where
+        not known.
     """
 
     operation: Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
@@ -179,35 +179,33 @@ class Collective(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Nodes and what joins them (schema ``perfmodel.cluster/1``).
+    """Nodes and the network between them (schema ``perfmodel.cluster/1``).
 
     Attributes
     ----------
     nic : link between a node and the network; of several, each.
-    nodes : how many there are; None for as many as a job needs.
+    nodes : number of nodes; None for as many as a job needs.
     devices_per_node : workers fill a node before they use the next.
     nics_per_node : links of each node to the network. Device i of a node, and server i of a node,
         uses number i modulo that.
-    devices_on_nodes : how many devices of each of the first nodes a job gets, where it does not get
-        all of them; further nodes give all.
-    intra_node : what joins the devices of one node; None where that costs nothing. A
-        :class:`Link` is taken for a bus.
+    devices_on_nodes : devices that a job has on each of the first nodes, where it does not have all
+        of them; on further nodes it has all.
+    intra_node : the links between the devices of one node; None where transfers there take no time.
+        A :class:`Link` is taken as a bus.
     core_oversubscription : all NICs together over the core's capacity; None for a core that
         never limits.
-    cpu_cores : per node; bounds the update threads of a server.
+    cpu_cores : per node; limits the update threads of a server.
     worker_threads : threads that a worker computes with on its node's cores, which it shares with
         servers there; None where workers compute on accelerators.
     overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
-    collectives : what collectives were measured to take, at most one of each operation.
-    slowdown_per_neighbour : by how much more, as a fraction, a device computes for each other
-        device at work on its node, with which it shares host, memory and power.
-    loaders_per_node : batches that a node prepares at a time, 1 or more; where more devices than
-        that are at work on it, loading takes each the longer. None where every device has a loader
-        of its own.
-    handover : what giving gradients to the network costs a device.
-    queue_bytes : bytes that wait in front of a node's link before packets are lost, whereby those
-        who send there get unequal parts of it (:mod:`perfmodel.theory.incast`); None where all get
-        the same.
+    collectives : measured collectives, at most one of each operation.
+    slowdown_per_neighbour : relative increase of a device's computation for each other device of
+        the job on its node, due to contention for host, memory and power.
+    loaders_per_node : batches that a node loads at a time, 1 or more; with more devices than that,
+        loading takes proportionally longer. None where every device has its own loader.
+    handover : device time to hand gradients over to the network.
+    queue_bytes : buffer in front of a node's link; when it overflows packets are lost, and senders
+        get unequal shares of the link (:mod:`perfmodel.theory.incast`). None for equal shares.
     """
 
     schema: Literal["perfmodel.cluster/1"] = "perfmodel.cluster/1"
@@ -280,49 +278,49 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return len(self.devices_on_nodes) + worker // self.devices_per_node
 
     def nodes_for(self, workers: int) -> int:
-        """How many nodes ``workers`` workers fill."""
+        """Number of nodes with workers."""
         return self.node_of_worker(workers - 1) + 1
 
     def devices_at(self, node: int, workers: int) -> int:
-        """How many of ``workers`` workers run on ``node``."""
+        """Number of workers on ``node``, of ``workers`` in all."""
         listed = self.devices_on_nodes
         before = sum(listed[:node]) + max(node - len(listed), 0) * self.devices_per_node
         size = listed[node] if node < len(listed) else self.devices_per_node
         return min(max(workers - before, 0), size)
 
     def even(self, workers: int) -> bool:
-        """Whether all nodes have as many of ``workers`` workers, and all links in use as many."""
+        """Whether all nodes, and all links in use, have equal numbers of ``workers`` workers."""
         counts = {self.devices_at(node, workers) for node in self.samples(workers)}
         count, nics = max(counts), self.nics_per_node
         return len(counts) == 1 and (count <= nics or count % nics == 0)
 
     def samples(self, workers: int) -> list[int]:
-        """Nodes of ``workers`` workers, at least one of those with each number of devices."""
+        """A sample of the nodes with workers, with every number of devices that occurs."""
         last = self.nodes_for(workers) - 1
         return sorted({*range(min(len(self.devices_on_nodes) + 1, last)), last})
 
     def fullest(self, workers: int) -> int:
-        """Most devices that ``workers`` workers have on one node."""
+        """Workers on the node that has most, of ``workers`` in all."""
         return max(self.devices_at(node, workers) for node in self.samples(workers))
 
-    def crowding(self, node: int, workers: int) -> float:
-        """How many times longer devices of ``node`` compute than one that is there alone."""
+    def neighbour_slowdown(self, node: int, workers: int) -> float:
+        """Computation of a device of ``node`` over that of a device alone on its node."""
         return 1.0 + self.slowdown_per_neighbour * (self.devices_at(node, workers) - 1)
 
-    def loading(self, node: int, workers: int) -> float:
-        """How many times longer a device of ``node`` loads than one that is there alone."""
+    def loading_slowdown(self, node: int, workers: int) -> float:
+        """Loading time of a device of ``node`` over that of a device alone on its node."""
         if self.loaders_per_node is None:
             return 1.0
         return max(self.devices_at(node, workers) / self.loaders_per_node, 1.0)
 
     @property
     def by_workers(self) -> bool:
-        """Whether how fast a device works depends on how many of them there are."""
+        """Whether the speed of a device depends on the number of workers."""
         crowded = self.slowdown_per_neighbour > 0.0 or self.loaders_per_node is not None
         return crowded or self.handover != Handover() or bool(self.devices_on_nodes)
 
     def node_of_server(self, server: int, workers: int) -> int:
-        """The node server ``server`` runs on, beside ``workers`` workers."""
+        """The node that server ``server`` runs on, in a job of ``workers`` workers."""
         if self.server.placement == "colocated":
             return server % self.nodes_for(workers)
         return self.nodes_for(workers) + server
@@ -338,10 +336,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return override.speed if override is not None else 1.0
 
     def collectives_of(self, workers: int) -> tuple[Collective, ...]:
-        """What collectives among ``workers`` workers take.
+        """The measured collectives, for ``workers`` workers.
 
-        Bytes take longer than measured where a link of theirs is slower than ``nic``, in
-        proportion.
+        Where one of their links is slower than ``nic``, times per byte grow in proportion.
         """
         if not self.collectives or not self.overrides:
             return self.collectives
@@ -363,7 +360,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def update_threads(self) -> int:
-        """Update threads of one server: those asked for, at most one a core."""
+        """Update threads of one server, at most one per core."""
         if self.cpu_cores is None:
             return self.server.threads
         return min(self.server.threads, self.cpu_cores)

@@ -1,4 +1,4 @@
-"""What computes: a device's peak rates, and the roofline that shares a step among its layers."""
+"""Devices: peak rates, and rooflines, by which a step is divided among its layers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 
-    ``kind`` says from which other devices something can be learnt about this one;
-    ``default_cluster`` names the cluster of the catalogue that a job gets which names none.
+    ``kind`` groups devices between which times can be transferred; ``default_cluster`` is the
+    cluster of the catalogue for jobs that name none.
     """
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
@@ -52,12 +52,12 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Precisions that it has a peak rate at."""
+        """Precisions with a peak rate."""
         names = self.peak_flop_per_s.__struct_fields__
         return tuple(name for name in names if getattr(self.peak_flop_per_s, name) is not None)
 
     def peak(self, precision: str) -> float:
-        """Peak FLOP/s at ``precision``; that of float32 where the device has no figure for it.
+        """Peak FLOP/s at ``precision``; that of float32 where the device has none.
 
         16 bits alone (*bf16*, *fp16*) are as fast as *mixed*.
         """

@@ -1,4 +1,4 @@
-"""Compute times on a device that a profile has no timing on, from what is most like it."""
+"""Compute times on a device without timings in a profile, from the most similar ones."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ BATCH_SIZE = 32
 class Place(msgspec.Struct, frozen=True):
     """A device of the target's kind that the profile has timings on, by batch size.
 
-    ``factors`` are how many times faster (beyond what rooflines say) the other models that were
-    measured on both devices are on the target.
+    ``factors`` are the speedups on the target, over those of the rooflines, of the other models
+    that were measured on both devices.
     """
 
     device: Device
@@ -41,8 +41,8 @@ class Place(msgspec.Struct, frozen=True):
     factors: list[float]
 
     @property
-    def worth(self) -> tuple[bool, bool]:
-        """The more the better: other models say how the devices differ; layers were measured."""
+    def rank(self) -> tuple[bool, bool]:
+        """Larger is better: other models were measured on both; times are per layer."""
         return bool(self.factors), self.timings[0].per_layer
 
 
@@ -55,9 +55,9 @@ def estimate(
     devices: Mapping[str, Device],
     others: Sequence[Profile],
 ) -> Workload:
-    """A workload on a device of ``devices`` that the profile has no timing on.
+    """Estimate a workload on a device of ``devices`` that the profile has no timing on.
 
-    Efficiency is the roofline time as a part of the measured one.
+    Efficiency is the roofline time as a fraction of the measured one.
 
     - With timings on a device of the same kind at this precision: the efficiency of each group of
       layers there, forward and backward apart, times how much more efficient ``others`` are on the
@@ -69,7 +69,7 @@ def estimate(
 
     Raises
     ------
-    InputError : unknown precision, one that the device does not have, or nothing to estimate by.
+    InputError : unknown precision, one that the device does not have, or nothing to estimate from.
     """
     if precision not in PeakRates.__struct_fields__:
         raise unknown_name("precision", precision, PeakRates.__struct_fields__)
@@ -124,7 +124,7 @@ def _places(
     others: Sequence[Profile],
     flop: bool,
 ) -> list[Place]:
-    """The best of the profile's devices to learn from."""
+    """The best of the profile's devices to estimate from."""
     rates = _rates(others, precision, devices, efficiency=flop)
     found = []
     for name in profile.devices:
@@ -137,14 +137,14 @@ def _places(
             ]
             timings.sort(key=lambda t: t.batch_size)
             found.append(Place(devices[name], timings, factors))
-    best = max((place.worth for place in found), default=None)
-    return [place for place in found if place.worth == best]
+    best = max((place.rank for place in found), default=None)
+    return [place for place in found if place.rank == best]
 
 
 def _transferred(
     profile: Profile, target: Device, size: int, places: Sequence[Place], flop: bool
 ) -> tuple[Timing, Assumption, float | None]:
-    """The profile's times on the places, brought to the target; what was assumed; its error."""
+    """The profile's times on the places, transferred to the target; assumptions; error."""
     found = []
     batch_error = None
     for place in places:
@@ -231,7 +231,7 @@ def _rates(
     *,
     efficiency: bool,
 ) -> dict[tuple[str, str], float]:
-    """How fast each model is on each device, by both names; geometric mean over batch sizes.
+    """Speed of each model on each device, by both names; geometric mean over batch sizes.
 
     Its efficiency, or else samples per second.
     """

@@ -13,18 +13,18 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Cluster, Handover
 from perfmodel.inputs.options import Options
-from perfmodel.inputs.workload import Workload, expanded, handing_over
+from perfmodel.inputs.workload import Workload, expanded, with_handover
 
 SCHEMA = "perfmodel.job/1"
 
 MOST_WORKERS = 200_000
-"""Workers of one job; more is taken for a slip of the keyboard."""
+"""Workers of one job; a limit that catches typing errors."""
 
 MOST_SEED = 2**63 - 1
 """Largest seed."""
 
 MOST_JITTER = 10.0
-"""Coefficient of variation beyond which no iteration time is like another."""
+"""Largest coefficient of variation; a limit that catches typing errors."""
 
 JITTER_KINDS = ("lognormal", "gamma", "measured")
 JITTER_SCOPES = ("iteration", "op")
@@ -36,8 +36,8 @@ class Jitter(msgspec.Struct, frozen=True):
     """Random factor of mean 1 on the compute of a worker.
 
     ``cv`` is its coefficient of variation; ``kind`` its distribution: lognormal, gamma, or measured
-    (lognormal, with the spread that the workload's profile has). ``scope`` says whether one factor
-    holds for a whole *iteration*, or each *op* has its own. A ``cv`` below
+    (lognormal, with the spread that the workload's profile has). ``scope`` says whether there
+    is one factor for a whole *iteration*, or one for each *op*. A ``cv`` below
     :data:`perfmodel.base.quantities.NO_SPREAD` becomes 0.
     """
 
@@ -103,18 +103,18 @@ class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Architecture(Protocol):
-    """What a job knows of its architecture; the rest is in :mod:`perfmodel.architectures.base`."""
+    """The part of an architecture that a job needs; see :mod:`perfmodel.architectures.base`."""
 
     @property
     def name(self) -> str:
-        """As it is called in files and on the command line."""
+        """Its name in files and on the command line."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides how fast training runs.
+    """A training job: everything that its throughput depends on.
 
     ``options`` are those of the ``architecture``. ``start`` *together* lets all workers begin at
-    once, *staggered* at seeded random offsets. ``assumptions`` are the values that were not given.
+    once, *staggered* at seeded random offsets. ``assumptions`` are the defaults used.
 
     Raises
     ------
@@ -161,33 +161,36 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def slowdown(self, worker: int) -> float:
-        """How many times longer than profiled worker ``worker`` computes, jitter apart."""
+        """Computation of worker ``worker`` over the profiled one, jitter apart."""
         factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)
-        node = self.cluster.node_of_worker(worker)
-        return factor * self.cluster.crowding(node, self.workers) / self.cluster.speed_of(node)
+        cluster, node = self.cluster, self.cluster.node_of_worker(worker)
+        return factor * cluster.neighbour_slowdown(node, self.workers) / cluster.speed_of(node)
 
     def loading_s(self, worker: int) -> float:
-        """How long worker ``worker`` loads a batch."""
+        """Seconds in which worker ``worker`` loads a batch."""
         node = self.cluster.node_of_worker(worker)
-        return self.workload.data_loading_s * self.cluster.loading(node, self.workers)
+        return self.workload.data_loading_s * self.cluster.loading_slowdown(node, self.workers)
 
     @property
     def unequal(self) -> bool:
-        """Whether workers may differ in how fast they compute, load or send."""
+        """Whether workers may differ in computation, loading or links."""
         if self.stragglers or self.cluster.overrides:
             return True
         cluster, n = self.cluster, self.workers
         loads = self.workload.data_loading_s > 0.0
         kinds = {
-            (cluster.crowding(node, n), cluster.loading(node, n) if loads else 1.0)
+            (
+                cluster.neighbour_slowdown(node, n),
+                cluster.loading_slowdown(node, n) if loads else 1.0,
+            )
             for node in cluster.samples(n)
         }
         return len(kinds) > 1
 
     @property
-    def handed_over(self) -> float:
-        """How much of its gradients, or of a model as large, a worker hands over to the network in
-        a step: all or nothing, or the mean of an architecture that exchanges models now and then.
+    def exchanged_share(self) -> float:
+        """Mean share of a model, or of its gradients, that a worker sends per step: less than 1 for
+        architectures that exchange models every few steps; 0 for a worker alone, without servers.
         """
         if self.workers == 1 and self.options.server_count == 0:
             return 0.0
@@ -195,21 +198,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device_work(self) -> Workload:
-        """The workload as devices do it: with handing over, in the backward pass."""
-        handover, share = self.cluster.handover, self.handed_over
+        """The workload with the handover of gradients to the network, in the backward pass."""
+        handover, share = self.cluster.handover, self.exchanged_share
         if share == 0.0 or handover == Handover():
             return self.workload
-        return handing_over(
+        return with_handover(
             expanded(self.workload), lambda count, size: share * handover.seconds(count, size)
         )
 
 
 class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a job file holds (schema ``perfmodel.job/1``): the arguments of a job, by name.
+    """Contents of a job file (schema ``perfmodel.job/1``): the arguments of a job, by name.
 
     ``model`` names a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name
     or a file; files are found relative to the job file. ``jitter`` is a number or text such as
-    "lognormal:0.1", ``options`` those of the architecture. What is left out takes its default.
+    "lognormal:0.1", ``options`` those of the architecture. Fields left out take their defaults.
     """
 
     schema: Literal["perfmodel.job/1"] = "perfmodel.job/1"

@@ -23,7 +23,7 @@ def measured_lines(measured: Collective, ranks: Quantity) -> tuple[LinearCost, .
 
 
 def measured_collective_s(measured: Collective, ranks: Quantity, size_bytes: Quantity) -> Quantity:
-    r"""Seconds of a collective as measured, with the piece that goes for n bytes.
+    r"""Seconds of a measured collective, with the piece that holds for n bytes.
 
     .. math:: g_\alpha(p)\, \alpha + g_\beta(p)\, n \beta
 

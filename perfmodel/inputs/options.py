@@ -14,13 +14,13 @@ from perfmodel.base.units import dimension_of
 
 
 class Option(msgspec.Struct, frozen=True):
-    """What a field of :class:`Options` says of itself: ``Annotated[int, Option("...")] = 1``.
+    """Description of a field of :class:`Options`: ``Annotated[int, Option("...")] = 1``.
 
     Attributes
     ----------
-    help : what it means, in one sentence.
-    no_effect : whether it has none, given all options; None if it always has.
-    formulas : whether the coarse model knows values other than the default.
+    help : its meaning, in one sentence.
+    no_effect : whether it has no effect, given all options; None if it always has one.
+    formulas : whether the coarse model supports values other than the default.
     """
 
     help: str
@@ -39,15 +39,15 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Optioned(Protocol):
-    """A job, as far as its options go."""
+    """Anything with options: a job."""
 
     @property
     def options(self) -> Options:
-        """Those of its architecture."""
+        """The options of its architecture."""
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Base of the options of all architectures, with what others may ask of any of them.
+    """Base of the options of all architectures, with the properties common to all.
 
     Fields have a default, and an :class:`Option` in their annotation.
     """
@@ -66,7 +66,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers drift apart."""
+        """Whether workers iterate without a barrier."""
         return False
 
     @property
@@ -81,7 +81,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def exchanged_share(self) -> float:
-        """How much of a model a worker gives to the network in a step, on average."""
+        """Mean share of a model that a worker sends per step."""
         return 1.0
 
     @property
@@ -100,7 +100,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def beyond_formulas(self) -> str | None:
-        """The first option with a value that the coarse model does not know, as ``name=value``."""
+        """The first option with a value that the coarse model lacks, as ``name=value``."""
         for each in described(type(self)):
             if not each.about.formulas:
                 value = getattr(self, each.name)

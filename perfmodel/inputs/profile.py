@@ -1,4 +1,4 @@
-"""What a workload file holds: a model's layers, and its timings on one or more devices."""
+"""Workload files: a model's layers, and its timings on one or more devices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Gradients(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that a coarse profile knows of its gradients: bytes in all, and in how many tensors."""
+    """The gradients of a coarse profile: total bytes, and number of tensors."""
 
     bytes: float
     tensors: int = 1
@@ -81,11 +81,11 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     batch_size : samples of one step, of all its ``accumulation`` passes together.
-    copy_s : between host and device, as far as the device waits for it.
-    other_s : of the step in none of the other parts, such as the loss or the loop around it.
+    copy_s : exposed copies between host and device.
+    other_s : the rest of the step, such as the loss or the training loop.
     step_std_s : standard deviation of the whole step.
     accumulation : forward and backward passes before one update.
-    overhead_fraction : by how much measuring lengthened the step; 0 where it is not known.
+    overhead_fraction : relative overhead of the measurement; 0 where not known.
     """
 
     device: str
@@ -160,7 +160,7 @@ def total_s(value: Seconds | None) -> float:
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a workload file holds (schema ``perfmodel.workload/1``).
+    """Contents of a workload file (schema ``perfmodel.workload/1``).
 
     Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``.
     """
@@ -205,7 +205,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def parameter_bytes(self) -> float:
-        """Bytes of all parameters, which is also what one iteration's gradients weigh."""
+        """Bytes of all parameters, and of the gradients of an iteration."""
         if self.gradients is not None:
             return self.gradients.bytes
         return sum(tensor.bytes for layer in self.layers for tensor in layer.tensors)

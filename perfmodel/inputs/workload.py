@@ -1,7 +1,7 @@
-"""What is trained: a model's profile resolved to one training step on one device.
+"""Workloads: a model's profile resolved to one training step on one device.
 
 A :class:`Workload` is fully specified: one device, one batch size, seconds and bytes of every
-layer. Everything downstream sees only this form, never the profile it came from.
+layer. All further modules use this form, never the profile it was made from.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """One training step of one worker, fully specified (SI units).
 
     ``layers`` is empty for a coarse workload; the totals are always there. ``quality`` is
-    *estimated* as soon as any time was derived rather than measured at this very batch size.
-    ``error_fraction`` is how far the compute times of nine of ten such estimates are off, as a
-    factor less one (0.35: within a factor of 1.35); None where the step itself was measured.
+    *estimated* if any time was derived rather than measured at this batch size. ``error_fraction``
+    is the 90th percentile of the error of such compute times, as a factor less one (0.35: within a
+    factor of 1.35); None where the step itself was measured.
     """
 
     name: str
@@ -131,8 +131,8 @@ def resolve(
     ----------
     timings : of one device and precision, by batch size; the largest is the default.
     layer_shares : share of the step's compute of each layer, for timings that only know the
-        step; without it the layers' floating-point operations decide.
-    error_fraction : how far the timings themselves may be off, None if they were measured.
+        step; without it, in proportion to the layers' floating-point operations.
+    error_fraction : error of the timings themselves, None if they were measured.
 
     At a batch size that was not measured the times are those of
     :func:`perfmodel.inputs.batch_scaling.at_batch_size`, which makes the workload *estimated*. The
@@ -202,7 +202,7 @@ def _used(timings: Sequence[Timing], batch_size: int) -> list[Timing]:
 
 
 def _how(sizes: Sequence[int], batch_size: int, tensors: int, step_s: float) -> str:
-    """How the times follow from those at ``sizes``, in words."""
+    """Description of how the times follow from those at ``sizes``."""
     names = ", ".join(map(str, sizes))
     if len(sizes) == 1:
         fixed = launching(tensors, step_s)
@@ -215,7 +215,7 @@ def _how(sizes: Sequence[int], batch_size: int, tensors: int, step_s: float) -> 
 def _layer_seconds(
     profile: Profile, timing: Timing, shares: Sequence[float] | None
 ) -> tuple[list[float], list[float], str | None]:
-    """Forward and backward seconds per layer, and the rule that made them (None if measured).
+    """Forward and backward seconds per layer, and the rule behind them (None if measured).
 
     Copies, whatever else a step does, and all passes but the last of an accumulated gradient are
     in the forward time of the first layer: a worker does them before the pass that communicates.
@@ -231,7 +231,7 @@ def _layer_seconds(
 def _shared_seconds(
     profile: Profile, timing: Timing, shares: Sequence[float] | None
 ) -> tuple[list[float], list[float], str | None]:
-    """The passes' seconds by layer, and the rule that shared them (None if measured)."""
+    """The passes' seconds by layer, and the rule that divided them (None if measured)."""
     if isinstance(timing.forward_s, tuple) and isinstance(timing.backward_s, tuple):
         return list(timing.forward_s), list(timing.backward_s), None
     known = timing.forward_s is not None
@@ -331,11 +331,11 @@ def expanded(workload: Workload) -> Workload:
     )
 
 
-def handing_over(workload: Workload, seconds: Callable[[int, float], float]) -> Workload:
-    """The workload as devices do it that hand their gradients over to the network.
+def with_handover(workload: Workload, seconds: Callable[[int, float], float]) -> Workload:
+    """The workload with the time to hand gradients over to the network.
 
-    ``seconds`` says how long that takes for so many tensors of so many bytes together; it is part
-    of the backward pass, right after the layer whose gradients they are.
+    ``seconds`` gives that time for so many tensors of so many bytes in all; it is part of the
+    backward pass, right after the layer whose gradients they are.
     """
     return msgspec.structs.replace(
         workload,

@@ -1,1 +1,1 @@
-"""An iteration as phases, one after the other: plain arithmetic on numbers, arrays or symbols."""
+"""An iteration as a sum of phases, evaluated on numbers, arrays or symbols."""

@@ -1,4 +1,4 @@
-"""When gradients are ready, layer by layer, and when the last of them is sent."""
+"""Overlap of computation and communication, layer by layer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.theory.overlap import blend
 
 Send = Callable[[list[Quantity]], Quantity]
-"""From when each message is ready to when the last of them has been sent."""
+"""From the times at which messages are ready to the time at which the last has been sent (s)."""
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one layer keeps at one place: the number of the place, bytes, and tensors."""
+    """The part of a layer's gradients at one place, such as a server: bytes and tensors."""
 
     place: int
     bytes: float
@@ -26,8 +26,9 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Stage(NamedTuple):
-    """What each part of a gradient passes: how long that keeps a line busy, for each tensor and
-    each byte; and how many times longer it takes, where a line is several at once."""
+    """A resource that gradients pass in order, such as a link: its service time, for each tensor
+    and each byte. Where it has several servers at once, such as threads, a part takes ``longer``
+    times its share of the service time."""
 
     per_tensor_s: Quantity
     per_byte_s: Quantity
@@ -35,11 +36,12 @@ class Stage(NamedTuple):
 
 
 class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """Layers with parameters in forward order; what the others compute counts for the one before.
+    """The layers with parameters, in forward order, and the times of their passes.
 
-    All of length layers: ``forward_s``, ``backward_s``, ``parts`` of the gradients, and ``index``,
-    the number of the layer in the workload. ``first_s`` is forward computation before the first of
-    them, ``last_s`` backward computation after it.
+    The times of a layer without parameters are added to the layer before it. All of shape
+    (layers,): ``forward_s``, ``backward_s``, ``parts`` of the gradients, and ``index``, the number
+    of the layer in the workload. ``first_s`` and ``last_s`` are the forward and the backward time
+    of the layers before the first one with parameters.
     """
 
     forward_s: tuple[float, ...]
@@ -51,7 +53,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def of(cls, workload: Workload) -> Layers:
-        """The layers of a workload, each in one part."""
+        """The layers of a workload, the gradients of each in one part."""
         rows: list[tuple[float, float, tuple[Part, ...], int]] = []
         first = last = 0.0
         for index, layer in enumerate(expanded(workload).layers):
@@ -68,13 +70,14 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         return cls(forwards, backwards, every, numbers, first, last)
 
     def placed(self, parts: Mapping[int, Sequence[Part]]) -> Layers:
-        """The same layers, with their gradients' ``parts`` by number of the layer."""
+        """The same layers with other ``parts`` of their gradients, by number of the layer."""
         return msgspec.structs.replace(self, parts=tuple(tuple(parts[i]) for i in self.index))
 
     def scaled_like(self, without: Layers, times: Quantity) -> Layers:
-        """The layers whose ``times``-fold has only what is in ``without`` ``times``-fold.
+        """The layers, so that only the backward times of ``without`` grow by a factor ``times``.
 
-        The rest of backward, such as handing over, does not grow with the batch.
+        Multiplied by ``times``, the rest of the backward pass, such as the handover of gradients to
+        the network, is what it was: it does not grow with the batch.
         """
         return msgspec.structs.replace(
             self,
@@ -85,7 +88,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns, called once: for what follows from the layers and ``name``."""
+        """The value of ``make()``, which depends on the layers and ``name`` only; cached."""
         known = self.__dict__.setdefault("known", {})
         if name not in known:
             known[name] = make()
@@ -93,7 +96,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @functools.cached_property
     def bytes(self) -> tuple[float, ...]:
-        """Of each layer's gradients."""
+        """Bytes of each layer's gradients."""
         return tuple(sum(part.bytes for part in parts) for parts in self.parts)
 
     def overlapped_s(
@@ -104,10 +107,10 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         *,
         encode_per_byte_s: float = 0.0,
     ) -> list[Quantity]:
-        """Until all gradients are computed, and until all messages are sent.
+        """Seconds until all gradients are computed, and until all messages are sent.
 
-        Message k may be sent once backward has made the gradients of layer ``numbers[k]``; ``send``
-        says, from when each is ready, when the last has been sent.
+        Message k is ready when backward has computed the gradients of layer ``numbers[k]``;
+        ``send`` gives the time at which the last has been sent from those at which each is ready.
         """
         computed: Quantity = 0.0
         ready: dict[int, Quantity] = {}
@@ -121,10 +124,10 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         return [computed, maximum(computed, send([ready[number] for number in numbers]))]
 
     def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
-        r"""Until forward is over, if each layer waits for its own parameters.
+        r"""Seconds until the end of the forward pass, if each layer waits for its own parameters.
 
-        These arrive in forward order, from each place one after the other, in ``per_byte_s``;
-        computation takes ``scale`` times as profiled. From one place:
+        These arrive in forward order, from each place one after the other, at ``per_byte_s``;
+        computation takes ``scale`` times as long as profiled. From one place:
 
         .. math:: \max_l \left( x \sum_{j \le l} s_j + \sum_{j \ge l} f_j \right)
         """
@@ -145,18 +148,19 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         encode_per_byte_s: float = 0.0,
         latency_s: Quantity = 0.0,
         overlap: bool = True,
-        ahead: bool = False,
+        next_forward: bool = False,
     ) -> list[Quantity]:
-        r"""Until all gradients are computed, until they have passed each of the ``stages``, and
-        until ``latency_s`` after that.
+        r"""Seconds until all gradients are computed, until they have passed each of the ``stages``,
+        and until ``latency_s`` after that.
 
-        A stage is a link, or a server's updates. Each place has stages of its own, which handle one
-        part after the other. With one stage:
+        A stage is a link, or the update threads of a server. Each place has its own stages, which
+        serve one part after the other. With one stage:
 
         .. math:: \max_l \left( \sum_{j \ge l} b_j + x \sum_{j \le l} s_j \right)
 
         Without ``overlap`` nothing enters the first stage before all gradients are computed. With
-        ``ahead`` the next forward pass begins then, with the layers before the first of these.
+        ``next_forward`` the layers before the first one with parameters begin the next forward pass
+        at that time.
         """
         computed: Quantity = 0.0
         made: list[Quantity] = []
@@ -183,23 +187,23 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         ends = [
             maximum(0.0, *places.values(), late) for places, late in zip(free, over, strict=True)
         ]
-        if ahead:
+        if next_forward:
             computed = computed + self.first_s * scale
         return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
 
 
 def is_nothing(value: Quantity) -> bool:
-    """Whether a quantity is 0 and nothing else: arrays of it are not worth the time."""
+    """Whether a quantity is the number 0, so that arithmetic with it can be skipped."""
     return isinstance(value, float) and value == 0.0
 
 
 class Whole(msgspec.Struct, frozen=True, eq=False):
-    r"""A model as a whole, in the place of its layers: what overlaps is blended.
+    r"""A model as a whole, instead of its layers: overlap is approximated by a p-norm.
 
-    Two times that overlap take their p-norm together, with p the ``sharpness``: with 1 they follow
-    each other, with infinity the longer one hides the shorter one. No layers need to be known, and
-    formulas stay short; but how much is hidden is a guess, where :class:`Layers` work it out.
-    ``part`` of the gradients are on the place that has most of them.
+    Two times that overlap take their p-norm together, with p the ``sharpness``: 1 means no overlap,
+    infinity that the longer one hides the shorter one. No layers need to be known, and formulas
+    stay short; but the overlap is a guess, which :class:`Layers` computes. ``part`` is the fraction
+    of the gradients at the place that has most of them.
     """
 
     forward_s: Quantity
@@ -210,16 +214,16 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
     part: Quantity = 1.0
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns."""
+        """The value of ``make()``."""
         return make()
 
     @property
     def bytes(self) -> tuple[Quantity, ...]:
-        """Of all gradients."""
+        """Bytes of all gradients."""
         return (self.gradient_bytes,)
 
     def beside_s(self, *seconds: Quantity) -> Quantity:
-        """What takes so long overlaps."""
+        """Seconds that overlapping times take together."""
         return functools.reduce(lambda a, b: blend(a, b, self.sharpness), seconds)
 
     def overlapped_s(
@@ -230,12 +234,12 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         *,
         encode_per_byte_s: float = 0.0,
     ) -> list[Quantity]:
-        """Until all gradients are computed, and until all messages are sent."""
+        """Seconds until all gradients are computed, and until all messages are sent."""
         computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
         return [computed, self.beside_s(computed, send([0.0 * computed for _ in numbers]))]
 
     def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
-        """Until forward is over."""
+        """Seconds until the end of the forward pass."""
         return self.beside_s(self.forward_s * scale, self.part * self.gradient_bytes * per_byte_s)
 
     def backward_and_send_s(
@@ -246,10 +250,10 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         encode_per_byte_s: float = 0.0,
         latency_s: Quantity = 0.0,
         overlap: bool = True,
-        ahead: bool = False,
+        next_forward: bool = False,
     ) -> list[Quantity]:
-        """Until all gradients are computed, until they have passed each of the ``stages``, and
-        until ``latency_s`` after that."""
+        """Seconds until all gradients are computed, until they have passed each of the ``stages``,
+        and until ``latency_s`` after that."""
         computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
         begun, end = (0.0, computed) if overlap else (computed, 0.0)
         ends = [computed]

@@ -1,9 +1,9 @@
-"""What a coarse model is made of: the quantities it is written in, and the phases it consists of.
+"""The phases of an iteration, as a coarse model gives them.
 
 A coarse model is one function of an architecture, from a :class:`Job` and :class:`Quantities` to
-:class:`Phases`. The job says how training goes (options, which layers travel together); all numbers
-come from the quantities, of which each may be a float, an array that broadcasts with the others,
-or a SymPy symbol (see :mod:`perfmodel.base.quantities`).
+:class:`Phases`. The job has the options of training, such as how layers are grouped into messages;
+all numbers come from the quantities, of which each may be a float, an array that broadcasts with
+the others, or a SymPy symbol (see :mod:`perfmodel.base.quantities`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perfmodel.base.quantities import Quantity, maximum
 
 
 class Phase(msgspec.Struct, frozen=True, eq=False):
-    """A part of an iteration that nothing hides: its time, and what a worker waits for in it.
+    """An exposed part of an iteration: its time, and what the worker waits for.
 
     ``cause`` is one of :data:`perfmodel.graph.op_graph.CAUSES`, or *compute*.
     """
@@ -31,13 +31,13 @@ class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     Attributes
     ----------
     parts : phases by name, one after the other; together they are the iteration.
-    busy_s : by resource, seconds that it is busy in an iteration, for all workers that share it.
-    updates : how often an iteration of one worker updates the model.
+    busy_s : by resource, its busy time in an iteration, for all workers that share it.
+    updates : updates of the model per iteration of one worker.
     staleness : mean version staleness.
-    spread : coefficient of variation of the time between two updates of a worker, which spreads
-        the staleness around its mean; 0 where it is always the same.
+    spread : coefficient of variation of the time between two updates of a worker, from which the
+        variance of the staleness follows; 0 where that time is constant.
     classes : the phases of each class of workers, in the order of ``Quantities.classes``; empty
-        where all take as long.
+        where all workers are alike.
     """
 
     parts: Mapping[str, Phase]
@@ -54,15 +54,15 @@ class Phases(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def compute_s(self) -> Quantity:
-        """Of an iteration, what a device computes."""
+        """Time for which the device computes in an iteration."""
         return sum(part.seconds for part in self.parts.values() if part.cause == "compute")
 
 
 def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
-    """The mean iteration of so many workers of each class, who go round on their own.
+    """Rate-weighted mean of the iterations of asynchronous classes of ``counts`` workers.
 
-    The mean is over iterations, of which fast workers make more; so the job's rate is the number of
-    workers over its length.
+    Fast workers make more iterations; weighted by rate, the job's throughput is the number of
+    workers over the length of the mean iteration.
     """
     if len(classes) == 1:
         return classes[0]
@@ -72,7 +72,7 @@ def mixed(counts: Sequence[int], classes: Sequence[Phases]) -> Phases:
 
 
 def averaged(shares: Sequence[Quantity], several: Sequence[Phases]) -> Phases:
-    """The mean of several answers with the same parts, of which each has a share."""
+    """Weighted mean of several answers with the same parts."""
 
     def mean(of: Callable[[Phases], Quantity]) -> Quantity:
         return sum(share * of(found) for share, found in zip(shares, several, strict=True))
@@ -93,16 +93,18 @@ def averaged(shares: Sequence[Quantity], several: Sequence[Phases]) -> Phases:
     )
 
 
-def held_up(
+def resource_limited(
     counts: Sequence[Quantity],
     classes: Sequence[Phases],
     *,
     links_s: Quantity,
     servers_s: Quantity,
 ) -> Phases:
-    """The same, where iterations take at least as long as links and servers are busy with them.
+    """The classes, lengthened where a shared link or server is the bottleneck.
 
-    ``links_s`` and ``servers_s`` are of the busiest one, for an iteration of every worker.
+    ``links_s`` and ``servers_s`` are the busy times of the busiest link and server for one
+    iteration of every worker: a lower bound of the iteration. The rest of that bound becomes the
+    phases *queue for links* and *queue for servers*.
     """
     before_s = mixed(counts, classes).iteration_s
     by_links = maximum(links_s - before_s, 0.0)

@@ -1,4 +1,4 @@
-"""The quantities of a job that formulas are made of."""
+"""The quantities of a job that the formulas of coarse models are written in."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from perfmodel.phases.layers import Layers, Whole, is_nothing
 from perfmodel.phases.phases import Phases, averaged
 
 PACES = 6
-"""Points of the distribution of the slowest worker's time that phases are averaged over."""
+"""Quantiles of the slowest worker's time over which phases are averaged."""
 
 
 class Class(msgspec.Struct, frozen=True):
-    """Workers that are alike: their ``count``, and how they differ from the mean one.
+    """A class of equal workers: their ``count``, and how they differ from the mean worker.
 
-    ``scale`` is how many times longer than profiled they compute, ``loading_s`` how long they load
-    a batch, ``devices`` how many of them, and of others, share a node.
+    ``scale`` is their computation over the profiled one, ``loading_s`` the time to load a batch,
+    ``devices`` the number of workers on each of their nodes.
     """
 
     count: int
@@ -35,35 +35,36 @@ class Class(msgspec.Struct, frozen=True):
 
 
 class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """What coarse formulas are written in; the units are in the names.
+    """The quantities that coarse formulas are written in; the units are in the names.
 
     Attributes
     ----------
     workers, servers : how many.
     devices_per_node : of the fullest node.
-    placed_on : nodes that the workers are on, where these are not filled one after the other.
-    least_on_node : workers of the emptiest of these.
+    placed_on : number of nodes with workers, where nodes are not filled one after the other.
+    least_on_node : workers on the node that has fewest of them, likewise.
     nics_per_node : links of a node to the network.
-    bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way, as achieved.
-    least_bytes_per_s : the least part of its node's link that a worker has where all workers send
-        at once; None where all links are alike.
+    bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way; the achieved
+        bandwidth.
+    least_bytes_per_s : the smallest share of its node's link that any worker gets when all workers
+        send at once; None where all links are alike.
     server_bandwidth_bytes_per_s : of the slowest server's link.
     core_bandwidth_bytes_per_s : the core's, divided by the number of nodes; inf if it never limits.
     inside_bandwidth_bytes_per_s, inside_latency_s : of the link inside a node; inf and 0 without.
     bus : whether the devices of a node share that link; else each has one of its own.
-    forward_s, backward_s, optimizer_s : mean times of one worker's iteration; handing gradients
-        over to the network is part of the backward pass.
-    data_loading_s : the longest that a worker loads a batch.
+    forward_s, backward_s, optimizer_s : mean times of one worker's iteration; the handover of
+        gradients to the network is part of the backward pass.
+    data_loading_s : of the worker that takes longest to load a batch.
     gradient_bytes, tensors : of the whole model.
     update_per_tensor_s, update_per_byte_s, update_threads : of one server.
-    scale : how many times longer than profiled a worker computes, on average.
-    slowdown : the same of what does not grow with the batch.
-    unequal : how many times longer than that the slowest worker computes, jitter apart.
+    scale : mean computation of a worker over the profiled one.
+    slowdown : the same for the part of the computation that does not grow with the batch.
+    unequal : computation of the slowest worker over the mean one, jitter apart.
     cv, kind : coefficient of variation of a worker's computation, and its distribution.
     layers : of the model, or the model as a whole.
     classes : of workers, where these differ; empty where all are alike.
-    corrected : whether queueing is corrected for times that vary little.
-    collectives : as measured; those that are not take the closed form of a ring.
+    corrected : whether queueing is corrected for service times of small variance.
+    collectives : those measured; others take the closed form of a ring.
     """
 
     workers: Quantity
@@ -101,15 +102,15 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def at_once_bytes_per_s(self) -> Quantity:
-        """What a worker can send where all workers send at once, and the network never limits."""
+        """Smallest bandwidth of any worker when all send at once and the core never limits."""
         if self.least_bytes_per_s is not None:
             return self.least_bytes_per_s
         return self.bandwidth_bytes_per_s / self.on_a_nic(self.fullest)
 
     def slowest(self, steps: Quantity = 1, late: int = 0) -> Quantity:
-        """How many times longer than the average the slowest worker computes, on average.
+        """Expected maximum of the workers' computation over its mean: an order statistic.
 
-        In sums of so many ``steps``; without the ``late`` slowest ones.
+        Of sums of ``steps`` iterations; without the ``late`` slowest workers.
         """
         if is_symbol(self.workers):
             import sympy
@@ -121,15 +122,14 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     def paces(
         self, steps: Quantity = 1, late: int = 0, points: int = PACES
     ) -> list[tuple[float, Quantity]]:
-        """How the slowest worker's time is distributed: shares, and how many times longer than the
-        average it computes. One value where nothing is random.
+        """The distribution of the slowest worker's computation over the mean, as ``points`` pairs
+        of probability and value. One value where nothing is random.
 
-        For numbers and arrays; parameters as for :meth:`slowest`. The mean is that of
-        :meth:`slowest`; of so many ``points``, so that a function of it can be averaged.
+        For numbers and arrays; parameters as for :meth:`slowest`, which is the mean.
         """
         factors = [kind.scale / self.slowdown for kind in self.classes]
         least = 0.0
-        if late:  # who gives up has computed nevertheless
+        if late:  # a worker that is not waited for has computed nevertheless
             each = [kind.scale / self.slowdown for kind in self.classes for _ in range(kind.count)]
             least = len(each) / sum(1.0 / f for f in each) if each else 1.0
         if not self.random:
@@ -159,32 +159,34 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return not self.random and not self.classes
 
     def at_paces(self, phases: Callable[[Quantity], Phases], late: int = 0) -> Phases:
-        """The mean of ``phases`` over the pace of the slowest worker, without the ``late`` ones.
+        """The mean of ``phases`` over the distribution of the slowest worker's computation, without
+        the ``late`` slowest workers.
 
-        What overlaps computation hides less when that is short than it hides more when it is long,
-        so that the mean of the phases is longer than the phases of the mean.
+        Exposed communication is a convex function of the computation that hides it, so that its
+        mean is more than its value at the mean (Jensen's inequality).
         """
         if is_symbol(self.workers) or not self.random:
             return phases(self.slowest(late=late))
         shares, paces = zip(*self.paces(late=late), strict=True)
         return averaged(shares, [phases(pace) for pace in paces])
 
-    def slowest_followed(self, ahead: int) -> Quantity:
-        """The same where nobody is more than so many iterations ahead of the slowest, 1 or more.
+    def slowest_followed(self, bound: int) -> Quantity:
+        """The same under a staleness bound: no worker is more than ``bound`` iterations, 1 or more,
+        ahead of the slowest.
 
-        Two workers drift apart by chance by c sqrt(2k) iterations in k of them, with c the
-        coefficient of variation, and are as far apart as they may be after about (s / c)^2 of them.
-        So the pace is that of the slowest sum of as many iterations; no more than that of waiting
-        for all after every s + 1 iterations. Simulations of 4 to 64 workers, 1 and 3 iterations
-        ahead, on a network that takes no time, agree (docs/explanation/coarse.md).
+        By chance two workers drift apart by c sqrt(2k) iterations in k of them, with c the
+        coefficient of variation, and reach the bound s after about (s / c)^2 iterations. So the
+        pace is that of the slowest sum of as many iterations, and no slower than with a barrier
+        every s + 1 iterations. Simulations of 4 to 64 workers with bounds of 1 and 3, on a network
+        that takes no time, agree (docs/explanation/coarse.md).
         """
         if is_symbol(self.workers):
             import sympy
 
-            return sympy.Symbol(f"S_N_ahead{ahead}", positive=True)
+            return sympy.Symbol(f"S_N_ahead{bound}", positive=True)
         if not self.random:
             return self.unequal
-        return self.slowest(steps=maximum((ahead / self.cv) ** 2, ahead + 1.0))
+        return self.slowest(steps=maximum((bound / self.cv) ** 2, bound + 1.0))
 
     @property
     def random(self) -> bool:
@@ -192,8 +194,8 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return not is_nothing(self.cv)
 
     def typical(self, count: int) -> list[Quantity]:
-        """How many times longer than the average one computes, of ``count`` groups of workers of
-        the same size, the fastest first."""
+        """Computation over the mean for ``count`` quantile groups of workers of the same size, the
+        fastest first."""
         from perfmodel.theory import order_statistics
 
         parts = [(group + 0.5) / count for group in range(count)]
@@ -209,7 +211,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return [found[..., k] if found.ndim > 1 else float(found[k]) for k in range(count)]
 
     def by_class(self) -> list[Quantities]:
-        """The same for a worker of each class; for the mean worker where all are alike."""
+        """The quantities for a worker of each class; for the mean worker where all are alike."""
         return [
             msgspec.structs.replace(
                 self,
@@ -234,21 +236,21 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     @property
     def nodes(self) -> Quantity:
-        """Nodes that the workers fill."""
+        """Number of nodes with workers."""
         if self.placed_on is not None:
             return self.placed_on
         return ceiling(self.workers / self.devices_per_node)
 
     @property
     def fullest(self) -> Quantity:
-        """Workers of the node that has most."""
+        """Workers on the node that has most."""
         if is_symbol(self.workers):
             return self.devices_per_node
         return minimum(self.devices_per_node, self.workers)
 
     @property
     def emptiest(self) -> Quantity:
-        """Workers of the node that has fewest."""
+        """Workers on the node that has fewest."""
         if self.least_on_node is not None:
             return self.least_on_node
         if is_symbol(self.workers):
@@ -256,7 +258,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return self.workers - (self.nodes - 1) * self.devices_per_node
 
     def on_a_nic(self, devices: Quantity) -> Quantity:
-        """How many of the workers of a node with so many use the same link to the network."""
+        """Workers that share a link to the network, on a node with ``devices`` workers."""
         return devices if self.nics_per_node == 1 else ceiling(devices / self.nics_per_node)
 
     def on_other_nics(self, first: Quantity, second: Quantity) -> Quantity:
@@ -330,7 +332,7 @@ def quantities_of(job: Job) -> Quantities:
 
 
 def class_of(job: Job, worker: int) -> Class:
-    """What a worker is like; its count is 1."""
+    """The class of one worker; its count is 1."""
     node = job.cluster.node_of_worker(worker)
     goodput = job.cluster.nic_of(node).goodput_bytes_per_s
     devices = job.cluster.devices_at(node, job.workers)
@@ -338,7 +340,7 @@ def class_of(job: Job, worker: int) -> Class:
 
 
 def _classes(job: Job) -> tuple[Class, ...]:
-    """Of workers, in the order in which they first come."""
+    """The classes of workers, in order of their first worker."""
     if not job.unequal:
         return (msgspec.structs.replace(class_of(job, 0), count=job.workers),)
     found = Counter(class_of(job, worker) for worker in range(job.workers))
@@ -346,8 +348,8 @@ def _classes(job: Job) -> tuple[Class, ...]:
 
 
 def iteration_cv(job: Job, times: Quantity = 1.0) -> Quantity:
-    """Coefficient of variation of a whole iteration's computation, if the passes take ``times`` as
-    long; factors of single ops average out."""
+    """Coefficient of variation of an iteration's computation, with passes ``times`` as long as
+    profiled; the factors of single ops average out."""
     if job.jitter is None:
         return 0.0
     if job.jitter.scope == "iteration":

@@ -1,4 +1,4 @@
-"""A prediction is made here: of a job, what a route found out, and how much is to be trained."""
+"""Makes a prediction from a job, the outcome of a route, and the amount of training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from perfmodel.results.prediction import Prediction
 def prediction_of(
     job: Job, outcome: Outcome, totals: job_facts.Totals, max_ops: float
 ) -> Prediction:
-    """The prediction: what was found out, what is known of the job, and the interval.
+    """The prediction: the outcome, the facts of the job, and the interval.
 
-    The timeline of a simulated job may take ``max_ops`` operations.
+    The timeline of a simulated job may take up to ``max_ops`` operations.
     """
     memory = job_facts.memory_of(job)
     return Prediction(

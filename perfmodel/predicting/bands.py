@@ -1,8 +1,8 @@
-"""How far formulas are off simulations: measured on jobs drawn at random, by class of jobs.
+"""Errors of formulas against simulations: measured on random jobs, by class of jobs.
 
-``bands.json`` has for each group of jobs, such as asynchronous parameter servers, a tree of
-classes: each is split by a trait that tells jobs whose formulas are nearer from others, as long as
-there are enough jobs on both sides. ``python -m benchmarks.coarse --measure`` writes it.
+``bands.json`` has a tree of classes for each group of jobs, such as asynchronous parameter servers:
+each class is split by the trait that best separates small from large errors, while there are enough
+jobs on both sides. ``python -m benchmarks.coarse --measure`` writes it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ SCHEMA = "perfmodel.bands/1"
 PATH = Path(__file__).with_name("bands.json")
 
 FEW_WORKERS, FEW_LAYERS = 4, 3
-"""Workers, and layers with parameters, up to which they are called few."""
+"""Thresholds of the traits of few workers, and few layers with parameters."""
 
 MUCH_JITTER = 0.1
-"""Coefficient of variation of an iteration from which jitter is called much."""
+"""Coefficient of variation of an iteration from which jitter is large."""
 
 EXPOSED = (0.05, 0.3)
-"""Parts of an iteration from which it is said to wait for messages, and to wait much."""
+"""Thresholds of exposed communication, as fractions of an iteration."""
 
 BUSY = 0.6
-"""Utilisation from which a link or a server is said to be busy."""
+"""Utilisation from which a link or a server counts as busy."""
 
 
 class Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,18 +43,18 @@ class Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Attributes
     ----------
-    jobs : how many it was measured on.
-    median, p90 : of the errors' size; ``p90`` holds nine in ten jobs that were not measured.
-    trait : what it is split by; empty where it is not.
-    having, lacking : the jobs with and without that trait.
+    jobs : number of jobs it was measured on.
+    median, p90 : of the absolute errors; ``p90`` is meant for jobs that were not measured.
+    trait : that it is split by; empty for a leaf.
+    with_trait, without_trait : the jobs with and without that trait.
     """
 
     jobs: int
     median: float
     p90: float
     trait: str = ""
-    having: Class | None = None
-    lacking: Class | None = None
+    with_trait: Class | None = msgspec.field(default=None, name="having")
+    without_trait: Class | None = msgspec.field(default=None, name="lacking")
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -69,18 +69,18 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 @functools.cache
 def table() -> Table:
-    """What was measured."""
+    """The measured classes."""
     return files.read(PATH, Table, SCHEMA)
 
 
 def group_of(job: Job) -> str:
-    """The group that a job is counted with: its architecture, or what that says."""
+    """The group of a job: its architecture, or as the architecture defines it."""
     label = architecture_of(job).group
     return label(job) if label is not None else job.architecture.name
 
 
 def traits(job: Job, found: Phases) -> frozenset[str]:
-    """What tells jobs of a group apart: of the job, and of what the formulas say of it."""
+    """The traits of a job, and of its phases, by which classes are split."""
     cluster, n = job.cluster, job.workers
     cv = float(iteration_cv(job))
     unequal = job.unequal
@@ -109,7 +109,7 @@ def traits(job: Job, found: Phases) -> frozenset[str]:
 
 
 def _options(job: Job) -> frozenset[str]:
-    """The options that are not as by default; of numbers the name alone."""
+    """The options with other values than their defaults; of numbers the name alone."""
     options = [(each, getattr(job.options, each.name)) for each in described(type(job.options))]
     return frozenset(
         f"{each.name}={value}".lower() if isinstance(value, (bool, str)) else each.name
@@ -119,8 +119,7 @@ def _options(job: Job) -> frozenset[str]:
 
 
 def class_of(job: Job, found: Phases) -> tuple[Class, str] | None:
-    """The narrowest class that a job is in, and what it is called; None if its group was not
-    measured."""
+    """The leaf class of a job, and its name; None if its group was not measured."""
     group = group_of(job)
     if group not in table().groups:
         return None
@@ -128,10 +127,10 @@ def class_of(job: Job, found: Phases) -> tuple[Class, str] | None:
 
 
 def narrowest(whole: Class, group: str, has: frozenset[str]) -> tuple[Class, str]:
-    """The narrowest class of a group for a job with such traits, and what it is called."""
+    """The leaf class of a group for a job with these traits, and its name."""
     one, words = whole, [group]
-    while one.having is not None and one.lacking is not None:
+    while one.with_trait is not None and one.without_trait is not None:
         held = one.trait in has
         words.append(one.trait if held else f"not {one.trait}")
-        one = one.having if held else one.lacking
+        one = one.with_trait if held else one.without_trait
     return one, ", ".join(words)

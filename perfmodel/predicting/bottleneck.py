@@ -1,4 +1,4 @@
-"""From measures to words: which resource sets the pace, and what a timeline looks like."""
+"""The bottleneck of a simulated job, in words."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _NEXT = {
 
 
 def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
-    """The kind of resource that takes most of the critical chain, and its busiest member.
+    """The kind of resource with most of the critical chain, and its busiest member.
 
-    The critical chain leads back from the end of an iteration through whatever let each op start
-    (the last input, or the op that freed its slot). A transfer counts for the busiest link of its
-    path; fixed per-message delays count as latency.
+    The critical chain leads back from the end of an iteration through the event that let each op
+    start (its last input, or the release of its slot). A transfer counts for the busiest link of
+    its path; fixed delays per message count as latency.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     critical = list(_critical_ops(measures))
@@ -56,7 +56,7 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
 
 
 def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
-    """Ops of the critical cycle, or of the average chain: id, seconds, how often."""
+    """Ops of the critical cycle, or of the average chain: id, seconds, count."""
     if measures.critical_cycle:
         for step in measures.critical_cycle:
             yield step.op, step.seconds, 1.0
@@ -66,7 +66,7 @@ def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
 
 
 def _steps(known: Mapping[int, Use], measures: Measures) -> tuple[CriticalStep, ...]:
-    """The critical cycle, with what follows each other on one resource taken together."""
+    """The critical cycle, with consecutive ops on one resource merged."""
     steps: list[CriticalStep] = []
     for part in measures.critical_cycle:
         use = known[part.op]
@@ -84,7 +84,7 @@ def _steps(known: Mapping[int, Use], measures: Measures) -> tuple[CriticalStep, 
 
 
 def _of_all(family: str) -> str:
-    """Whose resources of a family are, if it is not their own name that says so."""
+    """The owner of a family's resources, where its label does not name it."""
     if family.startswith("inside link"):
         return " the devices"
     return " the nodes" if "link" in family or family == "cores of" else ""

@@ -1,7 +1,7 @@
-"""What simulating a job takes, said before it is begun.
+"""Cost of a simulation, estimated before it runs.
 
-The operations that a simulation runs through are those of the graph times its rounds. Where many
-workers make a graph large, its size is not found by building it, but by building smaller ones:
+A simulation executes the operations of the graph times its rounds. Where many workers make a graph
+large, its size is not found by building it, but extrapolated from smaller ones:
 no architecture's graph grows faster than the square of its workers.
 """
 
@@ -20,30 +20,30 @@ from perfmodel.graph.rules import Choice, Quantum
 from perfmodel.inputs.job import Job
 
 MOST_OPS = 50_000_000
-"""Operations of a simulation that needs no leave; some 50 s on one core."""
+"""Default limit of simulated operations; some 50 s on one core."""
 
 STEADY_ROUNDS, RANDOM_ROUNDS, RANDOM_RUNS = 25, 100, 4
-"""Rounds that a deterministic and a random job are taken to need, and runs of the first iterations
-of a random one; most need fewer."""
+"""Assumed rounds of a deterministic and of a random job, and runs of the first iterations of a
+random one; most need fewer."""
 
 BOUND_ROUNDS, MOST_BOUND_ROUNDS = 25, 50_000
 """Rounds for each iteration of a bound on staleness (ssp), and at most."""
 
 OP_S, OP_BYTES = 1e-6, 1200.0
-"""Time of an operation, and memory of one of the graph, as measured on one core of a server."""
+"""Time of a simulated operation, and memory of one in the graph, measured on a server's core."""
 
 ALTERNATIVE = 0.2
-"""What a route that an operation may choose counts, in operations."""
+"""Cost of an alternative route of an operation, in operations."""
 
 MOST_LOOKED_AT = 1000
-"""Workers whose speeds are looked at; of more, the first."""
+"""Number of workers whose speeds are considered, from the first on."""
 
 SAMPLES = (8, 16, 32)
-"""Workers of the smaller graphs."""
+"""Numbers of workers of the smaller graphs."""
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What a simulation takes: operations of the graph, and rounds."""
+    """Cost of a simulation: operations of the graph, and rounds."""
 
     graph_ops: float
     rounds: float
@@ -76,8 +76,8 @@ def built(
 ) -> OpGraph:
     """The graph that ``build`` makes of a job, if it takes at most ``max_ops`` to simulate it.
 
-    ``fold`` makes one in which a worker stands for all, where that is possible; ``iterations`` are
-    those simulated, None for the long run.
+    ``fold`` makes one in which one worker represents all, where possible; ``iterations`` are those
+    simulated, None for the long run.
 
     Raises
     ------
@@ -103,9 +103,9 @@ def built(
 
 
 def iterations_in_a_round(job: Job) -> float:
-    """Iterations of all workers in a round, in which each ends one: per worker, on average.
+    """Mean iterations per worker in a round, in which each worker completes at least one.
 
-    More than one where nothing holds fast workers back.
+    More than one where fast workers do not wait for slow ones.
     """
     if not job.options.asynchronous or job.options.bounded_lead is not None:
         return 1.0
@@ -115,7 +115,7 @@ def iterations_in_a_round(job: Job) -> float:
 
 
 def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
-    """What it takes to simulate the graph of a job: its first ``iterations``, or the long run."""
+    """Cost of simulating the graph of a job: its first ``iterations``, or the long run."""
     choices = [rule for rule in graph.rules if isinstance(rule, Choice)]
     routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
     if iterations is not None:
@@ -134,7 +134,7 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
 
 
 def _bound(job: Job) -> float:
-    """Iterations that a worker may be ahead, where a run lasts until one is; else 0."""
+    """The staleness bound, where a simulation lasts until it is reached; else 0."""
     bound = job.options.bounded_lead
     return bound if bound is not None and bound < math.inf else 0.0
 
@@ -142,7 +142,7 @@ def _bound(job: Job) -> float:
 def _expected(
     job: Job, build: Callable[[Job], OpGraph], iterations: int | None = None
 ) -> Cost | None:
-    """The cost of a job from those of fewer workers; None where these cannot be."""
+    """The cost of a job, extrapolated from fewer workers; None where such jobs are impossible."""
     costs = []
     for workers in SAMPLES:
         stragglers = tuple(s for s in job.stragglers if s.worker < workers)

@@ -14,9 +14,9 @@ from perfmodel.graph.op_graph import OpGraph, block_of
 def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Complete events ("X"), a process per node and a thread per resource, times in microseconds.
 
-    ``spans`` are ordered by start. A resource that does several things at once gets as many
-    threads, because what overlaps on one thread is taken for nested. Process 0 is the network as
-    a whole, process i + 1 is node i. The format is "Trace Event Format" (Google, 2016).
+    ``spans`` are ordered by start. A resource with several concurrent ops gets as many
+    threads, because overlapping events on one thread are shown as nested. Process 0 is the network
+    as a whole, process i + 1 is node i. The format is "Trace Event Format" (Google, 2016).
     """
     events: list[dict[str, Any]] = []
     names: dict[tuple[int, int], str] = {}

@@ -35,17 +35,17 @@ from perfmodel.results.prediction import (
 Floats = NDArray[np.float64]
 
 ROUNDING = 1e-12
-"""Seconds, and variances, below this are none."""
+"""Seconds, and variances, below this are taken as 0."""
 
 RAREST = 1e-6
 MOST_STALE = 1_000_000
 """Share of a staleness below which it is left out."""
 
 SERVERS = ("servers",)
-"""What of the resources in :attr:`perfmodel.phases.phases.Phases.busy_s` is no link."""
+"""Resources in :attr:`perfmodel.phases.phases.Phases.busy_s` that are no links."""
 
 SATURATED = 0.95
-"""Utilisation from which a resource is said to be saturated."""
+"""Utilisation from which a resource counts as saturated."""
 
 
 def phases(
@@ -59,10 +59,10 @@ def phases(
 
     Parameters
     ----------
-    sharpness : if given, what overlaps is blended by the p-norm of this p, instead of worked out
-        layer by layer; see :class:`perfmodel.phases.layers.Whole`.
-    corrected : whether queueing is corrected for times that vary little.
-    among : the quantities, if not those of the job.
+    sharpness : if given, overlap is approximated by the p-norm of this p, instead of computed layer
+        by layer; see :class:`perfmodel.phases.layers.Whole`.
+    corrected : whether queueing is corrected for service times of small variance.
+    among : quantities that replace those of the job.
 
     Raises
     ------
@@ -81,11 +81,11 @@ def phases(
 
 
 def with_data(found: Phases, q: Quantities) -> Phases:
-    """Phases of a job that waits for data where loading takes longer than all else."""
+    """The phases, with a wait for data where loading takes longer than the rest."""
     if isinstance(q.data_loading_s, float) and q.data_loading_s == 0.0:
         return found
     least_s, classes = q.data_loading_s, found.classes
-    if classes:  # workers on their own, each of which waits for its own loader
+    if classes:  # asynchronous workers, each of which waits for its own loader
         classes = tuple(map(with_data, classes, q.by_class()))
         rates = [k / p.iteration_s for k, p in zip(q.counts, classes, strict=True)]
         least_s = q.workers / sum(rates)
@@ -95,9 +95,9 @@ def with_data(found: Phases, q: Quantities) -> Phases:
 
 
 def error_band(job: Job, found: Phases | None = None) -> ErrorBand:
-    """How far the coarse prediction of a job is off its simulation.
+    """Error band of the coarse prediction of a job against its simulation.
 
-    ``found`` are the job's phases, where they are known already.
+    ``found`` are the job's phases, if already computed.
     """
     model = model_of(job)
     missing = model.leaves_out(job) or job.options.beyond_formulas
@@ -118,7 +118,7 @@ def error_band(job: Job, found: Phases | None = None) -> ErrorBand:
 
 
 def predict(job: Job) -> Outcome:
-    """How fast ``job`` trains, by its formulas."""
+    """The outcome of the formulas for ``job``."""
     found = phases(job)
     seconds = {name: float(part.seconds) for name, part in found.parts.items()}
     seconds = {name: value for name, value in seconds.items() if value > ROUNDING}
@@ -126,7 +126,7 @@ def predict(job: Job) -> Outcome:
     causes: dict[str, float] = defaultdict(float)
     for name, value in seconds.items():
         causes[found.parts[name].cause] += value / iteration_s
-    computing = min(causes.pop("compute", 0.0), 1.0)  # parts may add up to a rounding more
+    computing = min(causes.pop("compute", 0.0), 1.0)  # sums of parts may exceed 1 by rounding
     idle = _idle(job, found, computing)
     busy = {name: float(value) / iteration_s for name, value in found.busy_s.items()}
     communicating = causes.get("network", 0.0) + causes.get("server", 0.0)
@@ -156,7 +156,7 @@ def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
         return (1.0 - computing,) * job.workers
     own = quantities_of(job)
     kinds = [class_of(job, worker) for worker in range(job.workers)]
-    if not found.classes:  # all take as long, and compute for a part of it
+    if not found.classes:  # equal iterations, of which each worker computes its own part
         return tuple(max(1.0 - computing * kind.scale / own.scale, 0.0) for kind in kinds)
     of_kind = {
         msgspec.structs.replace(kind, count=1): 1.0 - float(p.compute_s) / float(p.iteration_s)
@@ -166,13 +166,12 @@ def _idle(job: Job, found: Phases, computing: float) -> tuple[float, ...]:
 
 
 def _staleness(job: Job, found: Phases) -> Staleness:
-    """The mean staleness, and whole numbers around it.
+    """The mean staleness, and a distribution of whole numbers around it.
 
-    The variance of k, the others' updates between two of one's own, is m c^2 + (m c)^2, with m the
-    mean and c the coefficient of variation of the time between a worker's updates: none where all
-    go round in turn, that of the geometric distribution for exponential times. In between, k is
-    taken to be the whole number next to a gamma variable of that variance. Where workers differ,
-    each has its own mean.
+    The variance of k, the others' updates between two updates of a worker, is m c^2 + (m c)^2, with
+    m the mean and c the coefficient of variation of the time between a worker's updates: 0 where
+    all update in turn, that of the geometric distribution for exponential times. In between, k is
+    a rounded gamma variable of that variance. Where workers differ, each has its own mean.
     """
     mean, spread = float(found.staleness), float(found.spread)
     per_worker, of_updates = _staleness_of_workers(job, found, mean)
@@ -196,7 +195,7 @@ def _staleness(job: Job, found: Phases) -> Staleness:
 
 
 def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[float, ...], ...]:
-    """By worker: updates of the others in the time of one's own, and its part of all updates."""
+    """For each worker: the others' updates between two of its own, and its share of all updates."""
     if not found.classes:
         return (mean,) * job.workers, (1.0 / job.workers,) * job.workers
     own = quantities_of(job)
@@ -211,7 +210,7 @@ def _staleness_of_workers(job: Job, found: Phases, mean: float) -> tuple[tuple[f
 
 
 def _spread_out(mean: float, variance: float) -> dict[int, float]:
-    """Shares of whole numbers around a mean."""
+    """Probabilities of whole numbers around a mean."""
     if variance < ROUNDING:
         low, part = math.floor(mean + ROUNDING), mean - math.floor(mean + ROUNDING)
         return {low: 1.0} if part < ROUNDING else {low: 1.0 - part, low + 1: part}
@@ -230,7 +229,7 @@ def _spread_out(mean: float, variance: float) -> dict[int, float]:
 
 
 def _bottleneck(seconds: Mapping[str, float], busy: Mapping[str, float]) -> Bottleneck:
-    """The phase that takes most of an iteration, and what is saturated."""
+    """The longest phase of an iteration, and the saturated resources."""
     total = sum(seconds.values())
     ranked = sorted(seconds, key=lambda name: -seconds[name])
     shares = {name: seconds[name] / total for name in ranked}

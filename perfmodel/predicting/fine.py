@@ -29,7 +29,7 @@ from perfmodel.results.prediction import (
 )
 
 ROUNDING = 1e-9
-"""Idle fractions below this are none."""
+"""Idle fractions below this are taken as 0."""
 
 
 def build_graph(
@@ -41,8 +41,8 @@ def build_graph(
 ) -> OpGraph:
     """The op graph of a job.
 
-    With ``fold``, one worker stands for all where these do the same at the same time and the
-    architecture knows how; the answer is the same, and takes the time of one worker.
+    With ``fold``, one worker represents all where they do the same at the same time and the
+    architecture supports it; the result is the same, at the cost of one worker.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def predict(
     max_ops: float = budget.MOST_OPS,
     progress: Progress | None = None,
 ) -> Outcome:
-    """How fast ``job`` trains, by simulating it.
+    """The outcome of a simulation of ``job``.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
         for slot in range(block.first, block.first + block.size)
     }
     busy = _by_worker(graph, run.busy_fraction)
-    # a processor is a link to the engine alone
+    # in the engine processors are links, too
     links: dict[str, float] = {}
     cores: dict[str, float] = {}
     for block in graph.links:
@@ -185,7 +185,7 @@ def _utilisation(graph: OpGraph, run: Measures) -> Utilisation:
 
 
 def _members(block: Block, identity: int) -> list[str]:
-    """Names of what an id stands for: one, or all along an axis that is folded."""
+    """Names of the members that an id represents: one, or all along a folded axis."""
     if block.size == 1 and len(block.axes) == 1 and len(block.axes[0][1] or ()) > 1:
         whole = msgspec.structs.replace(block, shape=(len(block.axes[0][1] or ()),))
         return [whole.name(block.first + i) for i in range(whole.size)]

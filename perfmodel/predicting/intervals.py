@@ -1,20 +1,20 @@
-r"""Where a measured step lies in 9 of 10 cases, if a job was predicted.
+r"""Prediction intervals: where a measured step lies in 9 of 10 cases.
 
-The logarithm of measured over predicted is taken to be normal, with a mean m, because what a model
-leaves out mostly takes time, and a variance of independent parts
+The logarithm of measured over predicted is taken to be normal, with a mean m, because effects that
+a model leaves out mostly take time, and a variance of independent parts
 (:class:`perfmodel.base.uncertainty.Uncertainty`):
 
 - *measurement*: equal runs differ, and the simulation of a random job has a confidence interval;
 - *calibration*: estimated computing times and fitted collectives, each for its part of the step;
-- *model*: what predictions of measured runs left unexplained, with :math:`w` the part of the step
-  in which devices wait for others,
+- *model*: the residuals of predictions of measured runs, with :math:`w` the fraction of the step in
+  which devices wait for others,
 
   .. math:: \sigma^2 = a^2 + (b w)^2
 
 - *extrapolation*: more workers than in any of these runs.
 
-Where the rate of fast links is nominal, the upper end has links that deliver no more than TCP was
-seen to (:data:`TCP_BYTES_PER_S`).
+Where the rate of fast links is nominal, the upper end assumes links that deliver no more than
+measured TCP (:data:`TCP_BYTES_PER_S`).
 
 :data:`LEARNT` has m, a and b, which ``python -m benchmarks.accuracy.intervals`` learns and prints.
 """
@@ -32,7 +32,7 @@ from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Interval, Prediction
 
 Found = Outcome | Prediction
-"""What has a step and how it was found."""
+"""A step time, and how it was found."""
 
 RUN_SPREAD = 0.01
 """Standard deviation of equal runs: two of one configuration differ by 0.1 to 1.8 % on a small
@@ -47,23 +47,23 @@ DOUBLING = 0.03
 compared at: an assumption."""
 
 TCP_BYTES_PER_S = 1.3e9
-"""What TCP may deliver on a faster link: 1.3 to 2.9 GB/s were seen on 100 Gbps (Shi and others,
+"""Least rate of TCP on faster links: 1.3 to 2.9 GB/s were measured on 100 Gbps (Shi and others,
 arXiv 2005.13247, by the steps of their runs)."""
 
 RDMA_LATENCY_S = 10e-6
-"""A latency below which links are taken for RDMA, which comes close to the nominal rate."""
+"""Latency below which links are taken as RDMA, which is close to the nominal rate."""
 
 CONFIDENCE_WIDTH = 1.96
 """Standard deviations on each side of the mean in a confidence interval of 95 %."""
 
 
 class Kind(NamedTuple):
-    """Kinds of jobs that differ in how far off predictions are.
+    """Kinds of jobs with different residuals.
 
     Attributes
     ----------
     network : *measured* if the cluster's source says so, else *nominal*.
-    asynchronous : whether workers go round on their own.
+    asynchronous : whether workers iterate without a barrier.
     """
 
     network: str
@@ -71,7 +71,7 @@ class Kind(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """What predictions of ``runs`` measured runs of a kind left unexplained.
+    """Residuals of predictions of ``runs`` measured runs of a kind.
 
     ``always`` and ``waiting`` are a and b above, ``shift`` is m; the runs had up to ``workers``
     workers.
@@ -90,18 +90,18 @@ LEARNT: Mapping[Kind, Learnt] = {
     Kind("nominal", False): Learnt(0.204, 0.005, 0.145, 71, 16),
     Kind("nominal", True): Learnt(0.204, 0.318, 0.145, 0, 8),
 }
-"""Of the last kind there are no runs: what is always there is that of nominal links, what waiting
-adds that of asynchronous workers."""
+"""There are no runs of the last kind: its ``always`` is that of nominal links, its ``waiting`` that
+of asynchronous workers."""
 
 
 def kind_of(job: Job) -> Kind:
-    """Of which kind a job is."""
+    """The kind of a job."""
     network = "measured" if job.cluster.source.kind == "measured" else "nominal"
     return Kind(network, job.options.asynchronous)
 
 
 def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncertainty:
-    """What is not known of a predicted step; ``learnt`` in the place of :data:`LEARNT`."""
+    """The uncertainty of a predicted step; ``learnt`` replaces :data:`LEARNT`."""
     waiting = min(max(found.idle_fraction.mean, 0.0), 1.0)
     estimated = [(job.workload.error_fraction, 1.0 - waiting)]
     if job.workers > 1:
@@ -127,7 +127,7 @@ def _formula(found: Found) -> float:
 
 
 def step_interval(job: Job, found: Found, learnt: Learnt | None = None) -> tuple[float, float]:
-    """Seconds in which 9 of 10 measured steps lie; what is predicted lies in it, too."""
+    """Interval of seconds for 9 of 10 measured steps; it includes the prediction."""
     among = learnt if learnt is not None else LEARNT[kind_of(job)]
     return _step_interval(job, found, among, uncertainty(job, found, among))
 
@@ -143,8 +143,8 @@ def _step_interval(
 def slow_links_s(job: Job, found: Found) -> float:
     """The step if links whose rate is nominal deliver no more than :data:`TCP_BYTES_PER_S`.
 
-    Then what workers wait for takes so many times as long, and so does the work of the busiest
-    link, which none of the computation may hide any more.
+    Waiting then grows in proportion, and so does the busy time of the busiest link, a lower bound
+    of the step.
     """
     nic = job.cluster.nic
     nominal = kind_of(job).network == "nominal" and nic.latency_s >= RDMA_LATENCY_S
@@ -158,7 +158,7 @@ def slow_links_s(job: Job, found: Found) -> float:
 
 
 def interval_of(job: Job, found: Outcome) -> Interval:
-    """The interval of what was found out about a job, and what makes it as wide as it is."""
+    """The interval of a job's outcome, and the contributions to its width."""
     kind = kind_of(job)
     parts = uncertainty(job, found, LEARNT[kind])
     low_s, high_s = _step_interval(job, found, LEARNT[kind], parts)
@@ -173,7 +173,7 @@ def interval_of(job: Job, found: Outcome) -> Interval:
 
 
 def _text(job: Job, kind: Kind, parts: Uncertainty, slow: bool) -> str:
-    """What makes the interval as wide as it is, and what is outside of all that was measured."""
+    """The contributions to the interval's width, and extrapolations, in words."""
     among = LEARNT[kind]
     links = f"runs with {kind.network} links"
     reasons = {

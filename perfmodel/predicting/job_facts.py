@@ -1,4 +1,4 @@
-"""What a prediction says of its job, whichever route found how fast it is."""
+"""Facts of a job in its prediction, the same for both routes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.job import Job
@@ -16,11 +17,11 @@ from perfmodel.inputs.workload import expanded
 from perfmodel.results.prediction import Memory, ModelAge, Training
 
 LEAST_STEP_S = 1e-12
-"""Least time that a worker computes in a step."""
+"""Least computation of a step (s)."""
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """How much is trained: samples per epoch and epochs, where known.
+    """Amount of training: samples per epoch and epochs, where given.
 
     Raises
     ------
@@ -43,7 +44,7 @@ def with_layers(job: Job) -> Job:
 
     Raises
     ------
-    InputError : a step takes no time, so that no rate could be told.
+    InputError : a step takes no time, so that its rate is infinite.
     """
     if job.workload.compute_s + job.workload.data_loading_s < LEAST_STEP_S:
         raise InputError(
@@ -64,7 +65,7 @@ def model_age(job: Job) -> ModelAge | None:
 
 
 def memory_of(job: Job) -> Memory:
-    """Parameters, gradients and activations; optimizer state where the optimizer runs."""
+    """Memory of parameters, gradients, activations and, where the optimizer runs, its state."""
     architecture = architecture_of(job)
     w = job.workload
     on_server = architecture.server_bytes is not None
@@ -80,7 +81,7 @@ def memory_of(job: Job) -> Memory:
 
 
 def training_of(job: Job, iterations_per_s: float, totals: Totals) -> Training | None:
-    """Every sample once per epoch; the last, partial batch of each worker counts as a whole."""
+    """Training time, every sample once per epoch; the last, partial batches count as whole ones."""
     if totals.dataset_size is None:
         return None
     times = totals.epochs if totals.epochs is not None else 1
@@ -90,7 +91,7 @@ def training_of(job: Job, iterations_per_s: float, totals: Totals) -> Training |
 
 
 def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
-    """What a prediction has to say of a job beyond its figures."""
+    """Remarks on a job beyond the figures of its prediction."""
     architecture = architecture_of(job)
     notes = architecture.notes(job) if architecture.notes is not None else ()
     if memory.device_bytes is not None and memory.worker_bytes > memory.device_bytes:
@@ -102,13 +103,8 @@ def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
     return notes
 
 
-def finite(value: Any) -> Any:
-    """JSON has no infinity: it is written as text, as on the command line."""
-    return "inf" if value == math.inf else value
-
-
 def inputs_of(job: Job) -> dict[str, Any]:
-    """What the job was made of, for its provenance."""
+    """The inputs of a job, for its provenance."""
     w = job.workload
     return {
         "workload": {
@@ -121,7 +117,7 @@ def inputs_of(job: Job) -> dict[str, Any]:
         "cluster": msgspec.to_builtins(job.cluster),
         "workers": job.workers,
         "architecture": job.architecture.name,
-        "options": {k: finite(v) for k, v in msgspec.to_builtins(job.options).items()},
+        "options": finite(msgspec.to_builtins(job.options), "inf"),
         "jitter": msgspec.to_builtins(job.jitter, enc_hook=float),  # also of a NumPy number
         "stragglers": msgspec.to_builtins(job.stragglers, enc_hook=float),
         "start": job.start,

@@ -28,7 +28,7 @@ AXES = ("workers", "servers", "bandwidth_bytes_per_s", "latency_s", "batch_size"
 
 
 class Variants(msgspec.Struct, frozen=True, eq=False):
-    """Variants of a job, all of them evaluated; arrays have the shape of the broadcast axes.
+    """Evaluated variants of a job; arrays have the shape of the broadcast axes.
 
     ``phases_s`` and ``utilisation`` are arrays by name.
     """
@@ -53,14 +53,14 @@ def evaluate(
 ) -> Variants:
     """Evaluate the coarse model of a job for many values at once.
 
-    What is not given is as in ``job``. All arrays broadcast with each other.
+    Defaults are the values of ``job``. All arrays broadcast with each other.
 
     Parameters
     ----------
     workers, servers : whole numbers, 1 or more.
-    bandwidth_bytes_per_s : nominal, of every link; what is achieved is the cluster's part of it.
+    bandwidth_bytes_per_s : nominal, of every link; the cluster's efficiency applies.
     latency_s : one way, of every link.
-    batch_size : samples per worker; computation is taken to be in proportion.
+    batch_size : samples per worker; computation is taken to be proportional.
     sharpness : see :func:`phases`.
 
     Raises
@@ -140,9 +140,9 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
 
 
 def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, NDArray[np.int64]]]:
-    """The job with each number of servers and workers, and the variants that have these numbers.
+    """The job with each number of servers and workers, and the variants with these numbers.
 
-    Where tensors live depends on the servers; how fast workers are may depend on how many they are.
+    The placement of tensors depends on the servers; workers' speed may depend on their number.
     ``servers`` is taken out of ``axes``.
     """
     found = [(job, np.arange(size))]
@@ -173,12 +173,12 @@ def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, ND
 
 
 def _alike(workers: Axis, devices_per_node: int) -> Axis:
-    """For each number of workers one with which each of them goes as fast.
+    """For each number of workers a representative one, with the same speed per worker.
 
     >>> _alike(np.array([1, 2, 3, 4, 8, 12, 13]), 4).tolist()
     [1, 2, 3, 4, 4, 4, 13]
     """
-    full = max(devices_per_node, 2)  # a worker alone has nobody to send anything to
+    full = max(devices_per_node, 2)  # a single worker sends nothing
     filled = (workers >= full) & (workers % devices_per_node == 0)
     return np.where(filled, -(-full // devices_per_node) * devices_per_node, workers)
 
@@ -186,14 +186,14 @@ def _alike(workers: Axis, devices_per_node: int) -> Axis:
 def _evaluated(
     job: Job, axes: Mapping[str, Axis], size: int, sharpness: float | None
 ) -> dict[str, Quantity]:
-    """A block of variants: what is in :class:`Variants`, by name."""
+    """A block of variants: the fields of :class:`Variants`, by name."""
     q = quantities_of(job)
     changed: dict[str, Quantity] = {}
     nominal = job.cluster.nic.bandwidth_bytes_per_s
     if "workers" in axes:
         changed["workers"] = axes["workers"]
     if "latency_s" in axes or "bandwidth_bytes_per_s" in axes:
-        changed["collectives"] = ()  # they were measured at others
+        changed["collectives"] = ()  # measured at other bandwidths or latencies
     if "latency_s" in axes:
         changed["latency_s"] = axes["latency_s"]
     if "bandwidth_bytes_per_s" in axes:
@@ -209,7 +209,7 @@ def _evaluated(
         times = batch / job.workload.batch_size
         for name in ("forward_s", "backward_s", "scale"):
             changed[name] = getattr(q, name) * times
-        if job.device_work is not job.workload:  # handing over takes the same for any batch
+        if job.device_work is not job.workload:  # the handover does not depend on the batch
             constant_s = (job.device_work.backward_s - job.workload.backward_s) * q.slowdown
             changed["backward_s"] = changed["backward_s"] - constant_s * (times - 1.0)
             changed["layers"] = Layers.of(job.device_work).scaled_like(

@@ -1,1 +1,1 @@
-"""What comes out: a prediction, its figures and its drawings."""
+"""Results: a prediction, its figures and its drawings."""

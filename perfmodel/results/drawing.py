@@ -1,4 +1,4 @@
-"""Pictures (extra ``plot``): where a prediction's time goes, a sweep, a comparison."""
+"""Figures (extra ``plot``) of a prediction, a sweep, a comparison."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_BARS = 60
 """Bars drawn of a sweep, likewise."""
 
 MOST_TICKS = 16
-"""Values written on an axis each by itself."""
+"""Largest number of values of an axis that are ticks themselves."""
 
 
 def figure(values: Mapping[str, Any], events: Sequence[Event]) -> Figure:
@@ -83,7 +83,7 @@ def lines(over: str, series: Mapping[str, Sequence[Mapping[str, Any]]], title: s
     ----------
     over : key of what was varied; "workers" also draws ideal scaling, dashed.
     series : rows of each line by its name, with ``throughput_samples_per_s`` and
-        ``idle_fraction``; level where the row has nothing for ``over``.
+        ``idle_fraction``; a horizontal line where the row has no value of ``over``.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def stacks(names: Sequence[str], parts: Sequence[Mapping[str, float]], unit: str
     Parameters
     ----------
     parts : seconds of each job by ``compute`` and causes of waiting, as in ``COLOURS``.
-    unit : what takes these seconds.
+    unit : of work that takes these seconds.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def _spread(items: Sequence[T], most: int) -> list[T]:
 
 
 def check(ending: str) -> None:
-    """Refuse a file name's ending before there is anything to draw.
+    """Validate a file name's ending before drawing.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What either route finds out about a job, before anything is said of the job itself."""
+"""The outcome of either route for a job, to which the facts of the job are added."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from perfmodel.results.prediction import (
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulation, or the formulas, say of a job.
+    """The outcome of a simulation, or of the formulas, for a job.
 
-    ``iterations_per_s`` counts those of all workers together; ``notes`` say how the route was
-    chosen. Everything else is as in :class:`perfmodel.results.prediction.Prediction`.
+    ``iterations_per_s`` is the rate of all workers together; ``notes`` say how the route was
+    chosen. All else is as in :class:`perfmodel.results.prediction.Prediction`.
     """
 
     fidelity: str

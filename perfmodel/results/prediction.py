@@ -1,4 +1,4 @@
-"""What comes out: a typed result that explains itself, as a table, JSON, a frame or a trace."""
+"""A prediction, as a typed result, a table, JSON, a frame or a trace."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class ModelAge(msgspec.Struct, frozen=True):
-    """Local steps that a worker's model is from its last exchange.
+    """Local steps since the last exchange of a worker's model.
 
     ``exchange_every`` is the mean number of steps between exchanges; ``mean`` and ``p90`` are of
-    the age with which a step begins.
+    the age at the start of a step.
     """
 
     exchange_every: float
@@ -33,7 +33,7 @@ SCHEMA = "perfmodel.prediction/1"
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """Part of the time that devices do not compute: 1 - compute time / elapsed time.
+    """Fraction of the time in which devices do not compute: 1 - compute time / elapsed time.
 
     ``by_cause`` splits ``mean`` by what ended the wait: ``network``, ``server``, ``straggler``
     (another worker), ``staleness_bound``, ``data``, ``cpu``.
@@ -86,9 +86,9 @@ class CriticalStep(msgspec.Struct, frozen=True):
 
 
 class Bottleneck(msgspec.Struct, frozen=True):
-    """What sets the pace: ``share`` is its part of the critical chain of operations.
+    """The bottleneck: ``share`` is its share of the critical chain of operations.
 
-    ``shares`` are the parts of all kinds of resources. ``cycle`` is the chain itself where it
+    ``shares`` are those of all kinds of resources. ``cycle`` is the chain itself where it
     repeats itself exactly (a deterministic job): its steps add up to a whole number of periods.
     """
 
@@ -100,9 +100,9 @@ class Bottleneck(msgspec.Struct, frozen=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """Part of the time, of the bandwidth or of the cores that is in use, by name of the resource.
+    """Utilisation of time, bandwidth or cores, by name of the resource.
 
-    ``cores`` has the processor of each node that workers compute on, with the servers beside them;
+    ``cores`` has the processors of each node that workers compute on, together with its servers;
     it is empty where workers compute on accelerators, and in a coarse prediction.
     """
 
@@ -134,11 +134,11 @@ class Training(msgspec.Struct, frozen=True):
 
 
 class ErrorBand(msgspec.Struct, frozen=True):
-    """How far a coarse prediction is off the simulation, as fractions of the iteration.
+    """Error of a coarse prediction against the simulation, as fractions of the iteration.
 
-    ``median`` and ``p90`` are of the errors' size, over jobs of the same class
-    (:mod:`perfmodel.predicting.bands`); None where the job has something that the coarse model
-    leaves out, or where nothing like it was measured. 0 where it is exact.
+    ``median`` and ``p90`` are of the absolute error, over jobs of the same class
+    (:mod:`perfmodel.predicting.bands`); None where the coarse model leaves out a feature of the
+    job, or where no such jobs were measured. 0 where it is exact.
     """
 
     median: float | None
@@ -147,10 +147,10 @@ class ErrorBand(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Where a measured run lies with probability ``coverage``.
+    """Prediction interval of a measured run, with probability ``coverage``.
 
-    ``iteration_s`` and ``throughput_samples_per_s`` are the lower and the upper end, ``parts`` what
-    makes it as wide as it is (standard deviations of the logarithm), ``text`` the same in words.
+    ``iteration_s`` and ``throughput_samples_per_s`` are the lower and the upper end, ``parts`` the
+    contributions to its width (standard deviations of the logarithm), ``text`` the same in words.
     """
 
     coverage: float
@@ -162,7 +162,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Timeline(Protocol):
-    """What can show a few iterations as events of a Chrome trace."""
+    """A few iterations as events of a Chrome trace."""
 
     def events(self) -> list[dict[str, Any]]:
         """The events, times in microseconds."""
@@ -173,25 +173,25 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    fidelity : *fine* for a simulation, *coarse* for formulas. error_band : of a coarse prediction;
-    None for a fine one. throughput_samples_per_s : samples all workers process per second. interval
-    : where a measured run lies in 9 of 10 cases, see :mod:`perfmodel.predicting.intervals`.
+    fidelity : *fine* for a simulation, *coarse* for formulas.
+    error_band : of a coarse prediction; None for a fine one.
+    throughput_samples_per_s : samples that all workers process per second.
+    interval : of a measured run in 9 of 10 cases, see :mod:`perfmodel.predicting.intervals`.
     throughput_ci_fraction : half-width of the 95 % confidence interval of the simulation, as a
         fraction of the throughput (0 for a deterministic job).
-    iterations : how many iterations, from the start of training, the prediction is of; None for the
-        long run.
-    transient_iterations : iterations after which a fine prediction of the long run found that
-        workers which cannot drift apart for ever are as far apart as they stay.
+    iterations : number of iterations from the start of training; None for the long run.
+    transient_iterations : iterations until the leads between workers that are coupled are
+        stationary, in a fine prediction of the long run.
     iteration_s : workers / sum of the workers' iterations per second.
     compute_s : mean time a device computes per iteration.
-    exposed_communication_s : per iteration, time a device waits for the network or a server.
-    phases_s : what an iteration consists of, one phase after the other (coarse; else empty).
+    exposed_communication_s : time per iteration that a device waits for the network or a server.
+    phases_s : phases of an iteration (coarse; else empty).
     operation_s : mean duration, queueing included, of push (until applied), update, pull, ...
         (fine; else empty).
     clock_gap : None in a coarse prediction.
     model_age : local steps since a worker's last exchange, for architectures that exchange models.
     updates_per_s : updates of the model per second.
-    quality : *measured* if every compute time was measured as used, else *estimated*.
+    quality : *measured* if every compute time was measured, else *estimated*.
     timeline : simulates the job again to show it; None in a coarse prediction, or one that was read
         from JSON.
     """

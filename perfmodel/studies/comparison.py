@@ -1,4 +1,4 @@
-"""Jobs side by side: what is different, and where the time goes that one takes more than another.
+"""Jobs side by side: their differences, and where the slower ones lose time.
 
 The mean iteration of a worker is computing plus waiting by cause, exactly:
 ``iteration_s = compute_s + sum(by_cause) * iteration_s``. So is a difference of two.
@@ -16,10 +16,11 @@ import msgspec
 from perfmodel import api
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError
+from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Jitter, Job, Straggler
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, plain, shown
+from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, shown
 from perfmodel.studies.sweeps import Progress, common, figures, frame, how
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ MOST_JOBS = 16
 """Jobs side by side; a sweep is for more."""
 
 FROM_FRACTION = 0.005
-"""Smallest part of a difference that is worth a word."""
+"""Smallest part of a difference that the explanation mentions."""
 
 ROUNDING = 1e-9
 """Ratios of throughput closer to 1 than this are 1."""
@@ -61,7 +62,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Predictions side by side.
 
     ``differing`` has for each prediction the inputs that are not the same in all of them, by name,
-    in SI units; None where an option does not apply or has no effect to speak of.
+    in SI units; None where an option does not apply or has no effect.
     """
 
     names: tuple[str, ...]
@@ -75,12 +76,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What all the jobs have in common."""
+        """Inputs that all jobs have in common."""
         return common(self.predictions)
 
     @property
     def best(self) -> int:
-        """Which has the highest throughput; the first of several."""
+        """Index of the prediction with the highest throughput; the first on ties."""
         return max(
             range(len(self.predictions)),
             key=lambda i: self.predictions[i].throughput_samples_per_s,
@@ -88,7 +89,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_sample(self) -> bool:
-        """Whether iterations cannot be compared: not all are of as many samples."""
+        """Whether to compare per sample, as iterations differ in their number of samples."""
         return len({(p.workers, p.batch_size) for p in self.predictions}) > 1
 
     @property
@@ -111,7 +112,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return said
 
     def rows(self) -> list[Row]:
-        """A row per job: what differs, then what is predicted, in SI units.
+        """A row per job: differing inputs, then predictions, in SI units.
 
         ``compute_s`` and the ``idle_*_s`` add up to ``iteration_s``.
         """
@@ -155,7 +156,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def plot(self) -> Figure:
         """A matplotlib figure: computing and waiting by cause, a bar per job (extra ``plot``).
 
-        Per iteration; per sample of all workers where not all iterations are of as many samples.
+        Per iteration; per sample of all workers where iterations differ in their number of samples.
 
         Raises
         ------
@@ -184,7 +185,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs to compare, with names; what was impossible and what was left out."""
+    """Jobs to compare, with names; impossible combinations, and options left out."""
 
     jobs: tuple[Job, ...]
     names: tuple[str, ...]
@@ -206,7 +207,7 @@ def compare(
 
     Parameters
     ----------
-    names : of each of them; without, made of what differs.
+    names : one for each; by default made from the differing inputs.
     fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
     progress : called with (done, all) after each job.
 
@@ -295,10 +296,9 @@ def parts_s(p: Prediction, *, per_sample: bool = False) -> dict[str, float]:
 
 
 def differences(fine: Prediction, coarse: Prediction) -> dict[str, float | None]:
-    """By how much a coarse prediction differs from a fine one, as a fraction of the fine one.
+    """Relative differences of a coarse prediction from a fine one.
 
-    The difference of ``idle_fraction`` is of fractions as they are. None where there is nothing to
-    compare with.
+    That of ``idle_fraction`` is absolute. None where the fine value is 0 or missing.
     """
     a, b = figures(fine), figures(coarse)
     found: dict[str, float | None] = {}
@@ -319,7 +319,7 @@ def both_as_json(fine: Prediction, coarse: Prediction) -> str:
 
 
 def _why(name: str, best: Prediction, other_name: str, other: Prediction) -> str:
-    """Why one prediction is slower than the best, in a sentence."""
+    """A sentence on why one prediction is slower than the best."""
     ratio = best.throughput_samples_per_s / other.throughput_samples_per_s
     unsure = [_uncertainty(p) for p in (best, other)]
     if ratio - 1.0 <= max(sum(unsure), ROUNDING):
@@ -352,8 +352,8 @@ def _uncertainty(p: Prediction) -> float:
 
 
 def _parts(more: Mapping[str, float], total: float, slow: Prediction) -> str:
-    """What a difference consists of, in words: largest first, what is less behind."""
-    worth = sorted(
+    """The contributions to a difference, in words: largest first, negative ones last."""
+    kinds = sorted(
         (kind for kind, seconds in more.items() if abs(seconds) >= FROM_FRACTION * total),
         key=lambda kind: -more[kind],
     )
@@ -361,10 +361,10 @@ def _parts(more: Mapping[str, float], total: float, slow: Prediction) -> str:
         f"{show(more[kind], 's')} {'' if number else 'is '}{WORDS[kind]}{_where(kind, slow)}"
         if more[kind] > 0
         else f"less {show(-more[kind], 's')} {WORDS[kind]}"
-        for number, kind in enumerate(worth)
+        for number, kind in enumerate(kinds)
     ]
-    if len(worth) == 1:
-        return f"the difference is {WORDS[worth[0]]}{_where(worth[0], slow)}"
+    if len(kinds) == 1:
+        return f"the difference is {WORDS[kinds[0]]}{_where(kinds[0], slow)}"
     return f"of the {show(total, 's')} difference {', '.join(said)}"
 
 
@@ -381,7 +381,7 @@ def _busiest(use: Mapping[str, float]) -> tuple[str | None, float | None]:
 
 
 def _name(differing: Row) -> str:
-    """What a job is called; a cluster's name stands for all of the cluster."""
+    """The name of a job; a cluster's name replaces all fields of the cluster."""
     details = ("cluster.", "bandwidth", "latency") if "cluster" in differing else ("cluster.",)
     return label({k: v for k, v in differing.items() if not k.startswith(details)})
 
@@ -391,7 +391,7 @@ def _differing(predictions: Sequence[Prediction]) -> list[Row]:
     inputs = [_inputs(p) for p in predictions]
     names = dict.fromkeys(name for found in inputs for name in found)
     differ = [name for name in names if len({repr(found.get(name)) for found in inputs}) > 1]
-    if not any(_given(p, "start") for p in predictions):  # then it follows from the architecture
+    if not any(_given(p, "start") for p in predictions):  # follows from the architecture
         differ = [name for name in differ if name != "start"]
     rows = [{name: found.get(name) for name in differ} for found in inputs]
     options = [_options(p) for p in predictions]
@@ -407,7 +407,7 @@ def _differing(predictions: Sequence[Prediction]) -> list[Row]:
 
 
 def _inputs(p: Prediction) -> Row:
-    """What a job was made of, without its options: flat, by name."""
+    """The inputs of a job without its options: flat, by name."""
     found: Row = {}
 
     def walk(value: Any, path: str) -> None:
@@ -438,5 +438,8 @@ def _options(p: Prediction) -> Row:
 def _chosen(p: Prediction, option: str) -> bool:
     """Whether an option has another value than its default."""
     options = _options(p)
+    if option not in options:
+        return False
     architecture, _ = registry.find(p.architecture)
-    return option in options and options[option] != plain(getattr(architecture.options(), option))
+    default = getattr(architecture.options(), option)
+    return bool(options[option] != finite(default, "inf"))

@@ -1,4 +1,4 @@
-"""Which phase of a job rules, and where it stops ruling: crossovers, solved or searched."""
+"""The longest phase of a job, and where another takes over: crossovers, solved or searched."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "bandwidth_bytes_per_s": (1e5, 1e13),
     "batch_size": (1.0, 65536.0),
 }
-"""Where crossovers are looked for."""
+"""Ranges in which crossovers are searched."""
 
 WHOLE = ("workers", "batch_size")
-"""What comes in whole numbers."""
+"""Variables that are whole numbers."""
 
 POINTS = 200
-"""Values of a range that are looked at before a crossover is narrowed down."""
+"""Grid points of a range between which crossovers are bracketed."""
 
 BISECTIONS = 60
 """Halvings of the interval around a crossover."""
 
 ROUNDING = 1e-9
-"""Part of the longest phase by which another one may be shorter, and be as long."""
+"""Relative difference up to which phases count as equally long."""
 
 
 class Crossover(msgspec.Struct, frozen=True):
-    """Where one thing stops ruling and another one begins.
+    """A value of a variable at which the longest phase, or the faster job, changes.
 
-    ``variable`` is what changes, ``value`` where (SI); ``below`` and ``above`` what rules on either
-    side of it. ``formula`` says the same in symbols where it could be solved; else None.
+    ``variable`` and its ``value`` (SI); ``below`` and ``above`` the phase or job that rules on
+    either side. ``formula`` is the value in symbols where it could be solved; else None.
     """
 
     variable: str
@@ -67,7 +67,7 @@ class Crossover(msgspec.Struct, frozen=True):
 
 
 class Saturation(msgspec.Struct, frozen=True):
-    """How many workers keep a resource busy all the time: N* = T(1) / its time per iteration."""
+    """Number of workers that saturate a resource: N* = T(1) / its busy time per iteration."""
 
     resource: str
     workers: float
@@ -96,8 +96,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def explain(job: Job) -> Explanation:
     """Say which phase of ``job`` rules, and at which workers, bandwidth or batch size it stops.
 
-    A variable is varied with all others as they are. Where the phases are simple enough, the
-    crossover is solved in symbols as well.
+    One variable is varied at a time. Where the phases are simple enough, the crossover is also
+    solved in symbols.
     """
     found = coarse.phases(job)
     total = float(found.iteration_s)
@@ -119,7 +119,7 @@ def explain(job: Job) -> Explanation:
 
 
 def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> list[Crossover]:
-    """Where, along a variable, the faster of two jobs changes: samples per second of both.
+    """Values of a variable at which the faster of two jobs, by samples per second, changes.
 
     Raises
     ------
@@ -137,8 +137,8 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
         rates = [
             _evaluated(job, variable, values).throughput_samples_per_s for job in (first, second)
         ]
-        ahead: Floats = rates[0] / rates[1] - 1.0
-        return np.where(np.abs(ahead) < EQUAL, 0.0, ahead)
+        relative: Floats = rates[0] / rates[1] - 1.0
+        return np.where(np.abs(relative) < EQUAL, 0.0, relative)
 
     return [
         Crossover(variable, value, *(names if before > 0 else names[::-1]), None)
@@ -147,7 +147,7 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
 
 
 def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, ...]:
-    """Where, along each variable, one of two jobs becomes the faster one."""
+    """For each variable, the values at which the faster of two jobs changes."""
     if name == other:
         raise InputError(f"against: both are {name}")
     variables = [v for v in RANGES if _varies(first, v) and _varies(second, v)]
@@ -155,7 +155,7 @@ def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, 
 
 
 def other_arguments(arguments: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    """Arguments of the same job with another architecture: with those options that it has."""
+    """Arguments of the same job with another architecture, and the options that it supports."""
     architecture, preset = registry.find(arch)
     has = {each.name for each in described(architecture.options)}
     kept = {
@@ -177,7 +177,7 @@ def _evaluated(job: Job, variable: str, values: Floats) -> variants.Variants:
 
 def _varies(job: Job, variable: str) -> bool:
     if variable == "bandwidth_bytes_per_s" and job.cluster.collectives:
-        return False  # they were measured at this one
+        return False  # measured at this bandwidth
     return variable == "batch_size" or not (job.stragglers or job.cluster.overrides)
 
 
@@ -213,14 +213,20 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
     below = [k for k in changes if values[k + 1] <= here]
     above = [k for k in changes if values[k + 1] > here]
     for k in [*below[-1:], *above[:1]]:
-        value = _narrowed(job, variable, float(values[k]), float(values[k + 1]), ruling[k])
-        pair = (ruling[k], _ruling(job, variable, np.array([value]))[0])
+        first = ruling[k]
+        value = _bisected(
+            variable,
+            float(values[k]),
+            float(values[k + 1]),
+            lambda one, first=first: _ruling(job, variable, one) == [first],  # type: ignore[misc]
+        )
+        pair = (first, _ruling(job, variable, np.array([value]))[0])
         found.append(Crossover(variable, value, *pair, _solved(job, variable, value, pair)))
     return found
 
 
 def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
-    """The longest phase at each value; the first of those that are as long."""
+    """The longest phase at each value; the first on ties."""
     phases = _evaluated(job, variable, values).phases_s
     names = list(phases)
     seconds = np.array([phases[name] for name in names])
@@ -228,18 +234,20 @@ def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
     return [names[k] for k in np.argmax(longest, axis=0)]
 
 
-def _narrowed(job: Job, variable: str, low: float, high: float, below: str) -> float:
-    """Halve an interval, at whose lower end only one phase rules, until it is as good as a point.
+def _bisected(variable: str, low: float, high: float, holds: Callable[[Floats], bool]) -> float:
+    """Bisection on a logarithmic scale, for a condition that holds at ``low``, but not at ``high``.
 
-    Returns the end where that phase rules no longer.
+    Returns the upper end of the last interval, where it does not hold. Not
+    :func:`scipy.optimize.brentq`: which phase is the longest has no continuous sign, and workers
+    and batch sizes are whole numbers.
     """
     whole = variable in WHOLE
     for _ in range(BISECTIONS):
         if whole and high - low <= 1.0:
-            return high
+            break
         middle = math.sqrt(low * high)
-        middle = float(min(max(round(middle), low + 1), high - 1)) if whole else middle
-        if _ruling(job, variable, np.array([middle])) == [below]:
+        middle = float(round(middle)) if whole else middle
+        if holds(np.array([middle])):
             low = middle
         else:
             high = middle
@@ -249,26 +257,22 @@ def _narrowed(job: Job, variable: str, low: float, high: float, below: str) -> f
 def _sign_changes(
     lead: Callable[[Floats], Floats], variable: str, jobs: Sequence[Job]
 ) -> list[tuple[float, float]]:
-    """Where a function changes its sign, and its value before that."""
+    """Points at which a function changes its sign, and its value before each."""
     values = _points(variable, *jobs)
-    ahead = lead(values)
-    known = np.flatnonzero(ahead != 0.0)
+    leads = lead(values)
+    known = np.flatnonzero(leads != 0.0)
     found = []
     for a, z in zip(known[:-1].tolist(), known[1:].tolist(), strict=True):
-        if ahead[a] * ahead[z] > 0.0:
+        before = float(leads[a])
+        if before * leads[z] > 0.0:
             continue
-        low, high = float(values[a]), float(values[z])
-        for _ in range(BISECTIONS):
-            middle = math.sqrt(low * high)
-            if variable in WHOLE:
-                middle = float(round(middle))
-                if middle in (low, high):
-                    break
-            if float(lead(np.array([middle]))[0]) * ahead[a] > 0.0:
-                low = middle
-            else:
-                high = middle
-        found.append((high, float(ahead[a])))
+        value = _bisected(
+            variable,
+            float(values[a]),
+            float(values[z]),
+            lambda one, before=before: float(lead(one)[0]) * before > 0.0,  # type: ignore[misc]
+        )
+        found.append((value, before))
     return found
 
 
@@ -291,7 +295,7 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
     """
     cluster = job.cluster
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
-    # formulas are of closed forms, and of devices that work as fast whatever their number
+    # formulas assume closed forms, and speeds that do not depend on the number of workers
     beyond = beyond or bool(cluster.collectives) or cluster.by_workers
     if variable not in SOLVED or beyond or job.options.asynchronous:
         return None
@@ -321,7 +325,7 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
 
 
 def _on_this_side(expression: sympy.Expr, sample: Mapping[Any, float]) -> sympy.Expr:
-    """An expression with each maximum replaced by the one of its arguments that it is there."""
+    """An expression with each maximum replaced by its largest argument at the sample."""
     import sympy
 
     return expression.replace(
@@ -331,7 +335,7 @@ def _on_this_side(expression: sympy.Expr, sample: Mapping[Any, float]) -> sympy.
 
 
 def _sample(job: Job, parts: Mapping[str, sympy.Expr]) -> dict[Any, float]:
-    """The values of the symbols for a job; the slowest worker is like the others."""
+    """The values of the symbols for a job, with equal workers."""
     q = quantities_of(job)
     known: dict[Any, float] = {
         symbol: float(getattr(q, name)) for name, symbol in formulas.symbols().items()
@@ -342,7 +346,7 @@ def _sample(job: Job, parts: Mapping[str, sympy.Expr]) -> dict[Any, float]:
 
 
 def _saturations(job: Job) -> tuple[Saturation, ...]:
-    """Of resources that an asynchronous job's workers share: the asymptotic bound's knee."""
+    """Saturation of resources shared by asynchronous workers: the knee of the asymptotic bound."""
     if not _varies(job, "workers") or not job.options.asynchronous:
         return ()
     alone = msgspec.structs.replace(job, workers=1)
@@ -368,7 +372,7 @@ def words(found: Explanation, job: Job, others: Sequence[Crossover] = ()) -> lis
 
 
 def _ranges(crossovers: Sequence[Crossover], verb: str, job: Job) -> list[str]:
-    """For each variable what rules, from the least value to the largest."""
+    """For each variable, what rules from the least value to the largest, in words."""
     lines = []
     for variable in RANGES:
         mine = [c for c in crossovers if c.variable == variable]

@@ -36,7 +36,7 @@ MEANINGS: Mapping[str, tuple[str, str, str]] = {
 """Symbol, meaning and unit of the quantities that formulas are written in."""
 
 MANY = 64
-"""Workers of the jobs that a formula is for: with fewer than two there is nobody to talk to."""
+"""Workers of the jobs that a formula is for: with a single one there is no communication."""
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ def symbols() -> dict[str, sympy.Symbol]:
 def symbolic(job: Job) -> Quantities:
     """The quantities of a job as symbols: equal workers, one to a node, on links that are alike.
 
-    The model is taken as a whole: of what overlaps, the longer hides the shorter.
+    The model is taken as a whole: of overlapping times, the longer hides the shorter.
     """
     found = symbols()
     return Quantities(
@@ -145,7 +145,7 @@ def of_architecture(name: str, options: Mapping[str, Any] | None = None) -> Form
     ------
     InputError : an architecture or an option that does not exist.
     """
-    known = catalogue.model_names()[0]  # any: what is trained are symbols
+    known = catalogue.model_names()[0]  # any model: its quantities become symbols
     job = api.make_job(model=known, arch=name, options=options, workers=MANY)
     return msgspec.structs.replace(formula(job), architecture=name)
 

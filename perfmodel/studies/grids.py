@@ -1,4 +1,4 @@
-"""Lists of values, and the jobs that their combinations are."""
+"""Lists of values, and the jobs made of their combinations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 
 MOST_JOBS = 100_000
-"""Jobs of one sweep; more is taken for a slip of the keyboard."""
+"""Jobs of one sweep; a limit that catches typing errors."""
 
 ARGUMENTS = (
     "model",
@@ -43,13 +43,13 @@ ARGUMENTS = (
     "options",
     "workers",
 )
-"""What a sweep may vary, from the slowest to the fastest."""
+"""Arguments that a sweep may vary, from the slowest to the fastest."""
 
 NAMED = (
     *("model", "workload", "device", "precision", "cluster", "arch", "architecture"),
     *("sync", "start", "algorithm", "fidelity"),
 )
-"""Words that explain themselves."""
+"""Axes whose values are shown without a name."""
 
 Row = dict[str, Any]
 
@@ -65,20 +65,20 @@ class Axis(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> list[Any]:
-        """The values as a table shows them; objects of the same name get a number behind it."""
-        told = [shown(value) for value in self.values]
-        return distinct(told) if all(isinstance(name, str) for name in told) else told
+        """The values as a table shows them; objects of the same name are numbered."""
+        texts = [shown(value) for value in self.values]
+        return distinct(texts) if all(isinstance(text, str) for text in texts) else texts
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """A combination that is no job: what was varied, and why it cannot be."""
+    """An impossible combination: its values, and the reason."""
 
     point: Row
     reason: str
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs and the ``points`` they stand for: the value of each axis, by name.
+    """Jobs and their ``points``: the value of each axis, by name.
 
     An option that only some of the architectures have is None where it does not apply; ``notes``
     say so.
@@ -92,7 +92,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grid(arguments: Mapping[str, Any]) -> Grid:
-    """The jobs that combinations of arguments are.
+    """The jobs made of all combinations of arguments.
 
     Parameters
     ----------
@@ -111,14 +111,14 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
         said = " x ".join(f"{size} {name}" for size, name in sizes)
         raise InputError(f"sweep: {said} are {count} jobs; at most {MOST_JOBS}")
     has = _options_by_architecture(axes, fixed)
-    told_as = [(axis.name, axis.shown) for axis in axes]
+    texts_of = [(axis.name, axis.shown) for axis in axes]
     workloads: dict[tuple[Any, ...], Workload] = {}
     points, jobs, skipped = [], [], []
     fits: set[tuple[str, int]] = set()
     misfits: dict[tuple[str, int], str] = {}
     for chosen in _combinations(axes, has):
         taken = {axis.name: axis.values[chosen[axis.name]] for axis in axes if axis.name in chosen}
-        point = {name: told[chosen[name]] if name in chosen else None for name, told in told_as}
+        point = {name: texts[chosen[name]] if name in chosen else None for name, texts in texts_of}
         try:
             job = _job(_arguments(axes, taken, fixed, has), workloads)
         except InputError as error:
@@ -152,7 +152,7 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
 
 
 def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") -> dict[str, Any]:
-    """Arguments with the batch size of a worker in the place of that of all (called ``name``).
+    """Arguments with the batch size per worker instead of the global one (called ``name``).
 
     >>> per_worker({"global_batch_size": 256, "workers": 8})
     {'workers': 8, 'batch_size': 32}
@@ -245,7 +245,7 @@ def _written(value: Fraction) -> str:
 
 
 def label(point: Mapping[str, Any]) -> str:
-    """What a point is called: its values, with words where a value does not explain itself.
+    """The label of a point: its values, named where they are not clear by themselves.
 
     >>> label({"arch": "ring", "bandwidth_bytes_per_s": 1.25e9, "servers": None, "workers": 8})
     'ring, 10 Gbps, 8 workers'
@@ -283,7 +283,7 @@ def shown(value: Any) -> Any:
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    """Names with a number behind those that come more than once, or are empty.
+    """Make names unique by numbering those that occur more than once, or are empty.
 
     >>> distinct(["ring", "ps", "ring"])
     ['ring', 'ps', 'ring (2)']
@@ -294,11 +294,6 @@ def distinct(names: Iterable[str]) -> list[str]:
         tried = (base if k == 1 else f"{base} ({k})" for k in range(1, len(found) + 2))
         found.append(next(name for name in tried if name not in found))
     return found
-
-
-def plain(value: Any) -> Any:
-    """JSON has no infinity: it is written as text, as on the command line."""
-    return "inf" if value == math.inf else value
 
 
 def reasons(skipped: Iterable[Skipped]) -> list[str]:
@@ -330,7 +325,7 @@ def impossible(skipped: Sequence[Skipped]) -> InputError:
 
 
 def _axes(arguments: Mapping[str, Any]) -> tuple[list[Axis], dict[str, Any]]:
-    """The axes in their order, and what is fixed."""
+    """The axes in their order, and the fixed arguments."""
     axes: list[Axis] = []
     fixed: dict[str, Any] = {name: v for name, v in arguments.items() if name not in ARGUMENTS}
     fixed["options"] = {}
@@ -364,7 +359,7 @@ def _several(name: str, value: Any) -> tuple[Any, ...] | None:
 def _combinations(
     axes: Sequence[Axis], has: Mapping[str, Collection[str]]
 ) -> Iterator[dict[str, int]]:
-    """Index of the value on each axis that applies; none twice because of one that does not."""
+    """Indices of the values on the axes that apply, each combination of these once."""
     arch = next((axis for axis in axes if axis.name == "arch"), None)
     for indices in itertools.product(*(range(len(axis.values)) for axis in axes)):
         chosen = {axis.name: index for axis, index in zip(axes, indices, strict=True)}
@@ -392,7 +387,7 @@ def _arguments(
 def _options_by_architecture(axes: Iterable[Axis], fixed: Mapping[str, Any]) -> dict[str, set[str]]:
     """Names of the options that each of several architectures takes.
 
-    An option that none of them has counts for all, so that it is refused rather than left out.
+    An option that none of them has counts for all, so that it is an error rather than left out.
     """
     archs = next((axis.values for axis in axes if axis.name == "arch"), ())
     own = {arch: {*registry.find(arch)[0].options.__struct_fields__} for arch in archs}

@@ -1,4 +1,4 @@
-"""Many jobs in one call: :func:`sweep` predicts every combination of values that are asked for."""
+"""Many jobs in one call: :func:`sweep` predicts every combination of values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel import api
 from perfmodel.base import files
 from perfmodel.base.errors import InputError
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label, plain
+from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCHEMA = "perfmodel.sweep/1"
 
 NATURAL = ("workers", "bandwidth_bytes_per_s", "batch_size", "global_batch_size", "latency_s")
-"""What a picture is drawn over, if it varies; after these comes any other number."""
+"""Preferred x axes of a figure, where they vary; after these, any other number."""
 
 Progress = Callable[[int, int], None]
 
@@ -47,14 +47,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What all the jobs have in common."""
+        """Inputs that all jobs have in common."""
         return common(self.predictions)
 
     def rows(self) -> list[Row]:
-        """A row per job: what was varied, then what is predicted, in SI units.
+        """A row per job: varied inputs, then predictions, in SI units.
 
-        Device and batch size are there too if they follow from what was varied.
-        ``scaling_efficiency`` is there if workers were varied: throughput over workers, as a
+        Device and batch size are included if they depend on the varied inputs.
+        ``scaling_efficiency`` is included if workers were varied: throughput over workers, as a
         fraction of the same with the fewest workers, all else being equal.
         """
         efficiency = self._scaling_efficiency()
@@ -89,14 +89,13 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """Axes, rows and what was skipped, as JSON-like values."""
+        """Axes, rows and skipped combinations, as JSON-like values."""
         return {
             "schema": SCHEMA,
-            "axes": {axis.name: [plain(v) for v in axis.shown] for axis in self.axes},
-            "rows": [{name: plain(value) for name, value in row.items()} for row in self.rows()],
+            "axes": files.finite({axis.name: axis.shown for axis in self.axes}, "inf"),
+            "rows": files.finite(self.rows(), "inf"),
             "skipped": [
-                {"point": {name: plain(v) for name, v in s.point.items()}, "reason": s.reason}
-                for s in self.skipped
+                {"point": files.finite(s.point, "inf"), "reason": s.reason} for s in self.skipped
             ],
             "notes": list(self.notes),
         }
@@ -106,7 +105,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         return json.dumps(self.to_dict(), indent=2)
 
     def plot(self) -> Figure:
-        """A matplotlib figure: throughput and idle fraction over what was varied (extra ``plot``).
+        """A matplotlib figure: throughput and idle fraction over a varied input (extra ``plot``).
 
         Over workers if these were varied, else bandwidth, batch size, latency, or another number;
         a line for each combination of the rest. Without any number: bars.
@@ -221,7 +220,7 @@ def sweep(
 
 
 def how(p: Prediction) -> Row:
-    """What sets the pace, how that was found, and the 90 % interval: last columns of a sweep."""
+    """Bottleneck, fidelity, and the 90 % interval: the last columns of a sweep."""
     interval = p.interval
     return {
         "bottleneck": p.bottleneck.resource,
@@ -233,7 +232,7 @@ def how(p: Prediction) -> Row:
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a frame; whole numbers and truth values stay what they are beside gaps."""
+    """Rows as a frame; columns of integers and booleans keep their type beside missing values."""
     import pandas as pd
 
     columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -247,7 +246,7 @@ def frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def common(predictions: Sequence[Prediction]) -> str:
-    """What predictions have in common, as a title."""
+    """Inputs that predictions have in common, as a title."""
     same: Row = {}
     for name in ("model", "device", "architecture", "batch_size", "workers"):
         found = {getattr(p, name) for p in predictions}
@@ -256,7 +255,7 @@ def common(predictions: Sequence[Prediction]) -> str:
 
 
 def figures(p: Prediction) -> Row:
-    """What is predicted, in SI units, with the names of the columns of a sweep."""
+    """Predicted figures, in SI units, by the names of the columns of a sweep."""
     return {
         "throughput_samples_per_s": p.throughput_samples_per_s,
         "throughput_ci_fraction": p.throughput_ci_fraction,

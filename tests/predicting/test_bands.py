@@ -99,23 +99,23 @@ def planted(number: int) -> list[Known]:
 def test_classes_are_split_by_what_tells_errors_apart() -> None:
     whole = grown(planted(400))
     assert whole.trait == "jitter"
-    having, lacking = whole.having, whole.lacking
+    having, others = whole.with_trait, whole.without_trait
     assert having is not None
-    assert lacking is not None
+    assert others is not None
     assert narrowest(whole, "g", frozenset({"jitter"})) == (having, "g, jitter")
-    assert narrowest(whole, "g", frozenset()) == (lacking, "g, not jitter")
-    assert having.p90 > 0.1 > 0.005 > lacking.p90
-    assert having.jobs + lacking.jobs == whole.jobs == 200
+    assert narrowest(whole, "g", frozenset()) == (others, "g, not jitter")
+    assert having.p90 > 0.1 > 0.005 > others.p90
+    assert having.jobs + others.jobs == whole.jobs == 200
 
 
 def test_too_few_jobs_are_not_split() -> None:
-    assert grown(planted(3 * FEWEST)).having is None
+    assert grown(planted(3 * FEWEST)).with_trait is None
 
 
 def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
     def sizes(one: bands.Class) -> Iterable[int]:
         yield one.jobs
-        for part in (one.having, one.lacking):
+        for part in (one.with_trait, one.without_trait):
             if part is not None:
                 yield from sizes(part)
 

@@ -296,13 +296,13 @@ def test_a_million_variants_are_cheap() -> None:
 
 
 def rounds(demands: list[float], think_s: float) -> contention.CycleTime:
-    """A lap that is the sum of stations, and time to think."""
+    """A cycle that is the sum of stations, and time to think."""
 
-    def lap(others: Any) -> Any:
+    def cycle(others: Any) -> Any:
         held = [(1.0 + found) * demand for found, demand in zip(others, demands, strict=True)]
         return think_s + sum(held), held
 
-    return lap
+    return cycle
 
 
 networks = st.tuples(
@@ -318,33 +318,33 @@ def test_meeting_at_stations_is_mean_value_analysis(
     network: tuple[int, list[float], float],
 ) -> None:
     customers, demands, think_s = network
-    lap = rounds(demands, think_s)
-    (found,) = contention.contended([customers], demands, [lap])
+    cycle = rounds(demands, think_s)
+    (found,) = contention.contended([customers], demands, [cycle])
     throughput, _, _ = mva(customers, demands, think_s)
-    assert customers / lap(found)[0] == pytest.approx(throughput, rel=1e-9)
+    assert customers / cycle(found)[0] == pytest.approx(throughput, rel=1e-9)
 
 
 def test_canary_meeting_one_more_is_seen() -> None:
-    lap = rounds([1.0, 0.5], 2.0)
-    (found,) = contention.contended([5], [1.0, 0.5], [lap])
+    cycle = rounds([1.0, 0.5], 2.0)
+    (found,) = contention.contended([5], [1.0, 0.5], [cycle])
     throughput, _, _ = mva(4, [1.0, 0.5], 2.0)
-    assert 5 / lap(found)[0] != pytest.approx(throughput, rel=0.05)
+    assert 5 / cycle(found)[0] != pytest.approx(throughput, rel=0.05)
 
 
 @pytest.mark.parametrize("customers", [65, 100, 300])
 def test_crowds_are_near_mean_value_analysis(customers: int) -> None:
     demands, think_s = [1.0, 0.7, 0.2], 80.0
-    lap = rounds(demands, think_s)
-    (found,) = contention.contended([customers], demands, [lap])
+    cycle = rounds(demands, think_s)
+    (found,) = contention.contended([customers], demands, [cycle])
     throughput, _, _ = mva(customers, demands, think_s)
-    assert customers / lap(found)[0] == pytest.approx(throughput, rel=0.01)
+    assert customers / cycle(found)[0] == pytest.approx(throughput, rel=0.01)
 
 
 def test_several_classes_are_near_exact_analysis() -> None:
     demands = [1.0, 0.5]
-    laps = [rounds(demands, 4.0), rounds(demands, 9.0)]
-    found = contention.contended([3, 5], demands, laps)
-    rates = [n / lap(row)[0] for n, lap, row in zip([3, 5], laps, found, strict=True)]
+    cycles = [rounds(demands, 4.0), rounds(demands, 9.0)]
+    found = contention.contended([3, 5], demands, cycles)
+    rates = [n / cycle(row)[0] for n, cycle, row in zip([3, 5], cycles, found, strict=True)]
     exact = multiclass_mva([3, 5], [demands, demands], ["shared", "shared"], [4.0, 9.0])
     assert rates == pytest.approx(exact.throughput_per_s.tolist(), rel=0.03)
 

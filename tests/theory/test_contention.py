@@ -1,4 +1,4 @@
-"""Mean-value analysis with overlap: equal to the exact one where a lap is a sum of stations."""
+"""Mean-value analysis with overlap: equal to the exact one where a cycle is a sum of stations."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.settings import examples
 few = examples(60)
 
 
-def lap_of(demands_s: Sequence[Any], think_s: Any) -> CycleTime:
+def cycle_of(demands_s: Sequence[Any], think_s: Any) -> CycleTime:
     """Thinking, and one visit of each station after the other."""
 
-    def lap(others: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def cycle(others: Sequence[Any]) -> tuple[Any, list[Any]]:
         held = [(1.0 + found) * demand for found, demand in zip(others, demands_s, strict=True)]
         return think_s + sum(held), held
 
-    return lap
+    return cycle
 
 
 def throughput(customers: Any, demands_s: Sequence[Any], think_s: Any, **how: Any) -> Any:
-    lap = lap_of(demands_s, think_s)
-    (found,) = contended([customers], demands_s, [lap], **how)
-    return customers / lap(found)[0]
+    cycle = cycle_of(demands_s, think_s)
+    (found,) = contended([customers], demands_s, [cycle], **how)
+    return customers / cycle(found)[0]
 
 
 @st.composite
@@ -51,7 +51,7 @@ def test_laps_that_are_sums_are_exact(network: tuple[list[float], float], custom
     demands, think_s = network
     exact_per_s, residence, _ = mva(customers, demands, think_s)
     equal(throughput(customers, demands, think_s), exact_per_s)
-    ((*found,),) = contended([customers], demands, [lap_of(demands, think_s)])
+    ((*found,),) = contended([customers], demands, [cycle_of(demands, think_s)])
     for others, demand, seconds in zip(found, demands, residence, strict=True):
         equal((1.0 + others) * demand, float(seconds))
 
@@ -67,10 +67,10 @@ def test_canary_the_oracle_sees_a_demand_that_is_off() -> None:
 def test_canary_one_who_finds_himself() -> None:
     """The queue of n customers in the place of that of n - 1."""
     exact_per_s, _, _ = mva(8, [1.0, 0.5], 3.0)
-    lap = lap_of([1.0, 0.5], 3.0)
-    (found,) = contended([9], [1.0, 0.5], [lap])
+    cycle = cycle_of([1.0, 0.5], 3.0)
+    (found,) = contended([9], [1.0, 0.5], [cycle])
     with pytest.raises(AssertionError):
-        equal(8 / lap(found)[0], exact_per_s)
+        equal(8 / cycle(found)[0], exact_per_s)
 
 
 def exact_per_s(customers: int, demands_s: Sequence[float], think_s: float) -> float:
@@ -133,7 +133,7 @@ def test_a_huge_crowd_keeps_the_busiest_station_busy(customers: int) -> None:
 def test_never_above_the_asymptotic_bound(
     network: tuple[list[float], float], customers: int
 ) -> None:
-    """As customers come at random. If they come evenly, a lap is not shorter than that of one who
+    """As customers come at random. If they come evenly, a cycle is not shorter than that of one who
     is alone, and short of what the busiest station allows by less than two services."""
     demands, think_s = network
     rounding = 1.0 + (1e-9 if customers <= EXACT else 1e-4)
@@ -148,28 +148,28 @@ def test_never_above_the_asymptotic_bound(
 def test_customers_that_come_evenly_by_hand() -> None:
     """Two of them, 1 s of service and 3 s of thinking: one is served for a quarter of the time, and
     half of that is over when the other one comes."""
-    lap = lap_of([1.0], 3.0)
-    assert contended([2], [1.0], [lap]) == [[0.25]]
-    assert contended([2], [1.0], [lap], even=[1.0]) == [[0.125]]
-    assert contended([2], [1.0], [lap], even=[0.5]) == [[0.1875]]
+    cycle = cycle_of([1.0], 3.0)
+    assert contended([2], [1.0], [cycle]) == [[0.25]]
+    assert contended([2], [1.0], [cycle], even=[1.0]) == [[0.125]]
+    assert contended([2], [1.0], [cycle], even=[0.5]) == [[0.1875]]
 
 
 def test_a_lap_that_overlaps_by_hand() -> None:
     """Who computes for 3 s beside a transfer of 1 s does not wait, however many others he finds."""
 
-    def lap(others: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def cycle(others: Sequence[Any]) -> tuple[Any, list[Any]]:
         held = 1.0 + others[0]
         return max(3.0, held), [held]
 
-    assert contended([1], [1.0], [lap]) == [[0.0]]
-    ((found,),) = contended([2], [1.0], [lap])
+    assert contended([1], [1.0], [cycle]) == [[0.0]]
+    ((found,),) = contended([2], [1.0], [cycle])
     equal(found, 1.0 / 3.0)
-    ((found,),) = contended([3], [1.0], [lap])
+    ((found,),) = contended([3], [1.0], [cycle])
     equal(found, 2.0 / 3.0 * (1.0 + 1.0 / 3.0))
 
 
 def test_nobody_to_meet() -> None:
-    assert contended([1], [2.0, 3.0], [lap_of([2.0, 3.0], 1.0)]) == [[0.0, 0.0]]
+    assert contended([1], [2.0, 3.0], [cycle_of([2.0, 3.0], 1.0)]) == [[0.0, 0.0]]
 
 
 # -- several classes -------------------------------------------------------------------------------
@@ -188,9 +188,9 @@ def exact_of_two(
             if count:
                 fewer = (here[0] - (kind == 0), here[1] - (kind == 1))
                 residence = demands * (1.0 + queue[fewer])
-                lap_per_s = count / (think_s[kind] + float(residence.sum()))
-                rate += lap_per_s
-                queue[here] += lap_per_s * residence
+                cycles_per_s = count / (think_s[kind] + float(residence.sum()))
+                rate += cycles_per_s
+                queue[here] += cycles_per_s * residence
     return rate
 
 
@@ -206,10 +206,10 @@ def test_two_classes_are_near_the_exact_analysis(
     """Within 3 %, and 1 % where they are alike, which is the analysis of one class."""
     demands, think_s = network
     times = think_s, slower * think_s
-    laps = [lap_of(demands, seconds) for seconds in times]
-    found = contended(customers, demands, laps)
-    laps_s = [lap(others)[0] for lap, others in zip(laps, found, strict=True)]
-    rate = sum(count / seconds for count, seconds in zip(customers, laps_s, strict=True))
+    cycles = [cycle_of(demands, seconds) for seconds in times]
+    found = contended(customers, demands, cycles)
+    cycles_s = [cycle(others)[0] for cycle, others in zip(cycles, found, strict=True)]
+    rate = sum(count / seconds for count, seconds in zip(customers, cycles_s, strict=True))
     exact = exact_of_two(customers, demands, times)
     equal(rate, exact, 0.01 if slower == 1.0 else 0.03)
     if slower == 1.0:
@@ -226,8 +226,8 @@ def test_canary_two_classes_taken_for_one() -> None:
 def test_one_of_each_class() -> None:
     """Two customers at one station: each finds the other one for the time that he is there alone:
     1 s of 8 s, and 1 s of 4 s."""
-    laps = [lap_of([1.0], 3.0), lap_of([1.0], 7.0)]
-    (first,), (second,) = contended([1, 1], [1.0], laps)
+    cycles = [cycle_of([1.0], 3.0), cycle_of([1.0], 7.0)]
+    (first,), (second,) = contended([1, 1], [1.0], cycles)
     assert first == pytest.approx(0.125, abs=0.02)
     assert second == pytest.approx(0.25, abs=0.02)
 
@@ -235,10 +235,10 @@ def test_one_of_each_class() -> None:
 def test_arrays_of_several_classes() -> None:
     """Times to think are arrays."""
     think_s = np.array([1.0, 5.0, 20.0])
-    laps = [lap_of([1.0, 0.5], think_s), lap_of([1.0, 0.5], 2.0 * think_s)]
-    found = contended([2, 3], [1.0, 0.5], laps)
+    cycles = [cycle_of([1.0, 0.5], think_s), cycle_of([1.0, 0.5], 2.0 * think_s)]
+    found = contended([2, 3], [1.0, 0.5], cycles)
     for k, seconds in enumerate(think_s.tolist()):
-        alone = [lap_of([1.0, 0.5], seconds), lap_of([1.0, 0.5], 2.0 * seconds)]
+        alone = [cycle_of([1.0, 0.5], seconds), cycle_of([1.0, 0.5], 2.0 * seconds)]
         single = contended([2, 3], [1.0, 0.5], alone)
         for row, expected in zip(found, single, strict=True):
             assert [others[k] for others in row] == pytest.approx(expected, rel=1e-6)
@@ -272,8 +272,8 @@ def test_symbols_have_the_names_of_the_stations() -> None:
     import sympy
 
     n = sympy.Symbol("N", positive=True, integer=True)
-    lap = lap_of([1.0, 2.0], 3.0)
-    ((ask, answer),) = contended([n], [1.0, 2.0], [lap], stations=("ask", "answer"))
+    cycle = cycle_of([1.0, 2.0], 3.0)
+    ((ask, answer),) = contended([n], [1.0, 2.0], [cycle], stations=("ask", "answer"))
     assert (str(ask), str(answer)) == ("Q_ask", "Q_answer")
     assert ask.is_positive
 

@@ -16,7 +16,7 @@ from perfmodel.inputs.job import Job
 
 
 def notes(job: Job) -> tuple[str, ...]:
-    """Where a job goes beyond the collectives that its cluster has measured."""
+    """Notes where a job extrapolates the measured collectives of its cluster."""
     options = Options.of(job)
     operation = operation_of(options)
     if job.workers == 1 or not options.reduction.by_measurements:
@@ -30,8 +30,8 @@ def notes(job: Job) -> tuple[str, ...]:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """With each send simulated, one worker can stand for all only in a ring of one worker a node:
-    those that share a node, and members of a tree, differ in where they send to."""
+    """With each send simulated, one worker can represent all only in a ring of one worker per node:
+    those that share a node, and members of a tree, differ in their receivers."""
     options = Options.of(job)
     if options.each_send:
         shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1
@@ -42,7 +42,7 @@ def _fold(job: Job) -> OpGraph | None:
 
 
 def traffic(job: Job) -> Traffic | None:
-    """Bytes of a worker round a ring; sparse gradients go to everybody."""
+    """Bytes of a worker round a ring; sparse gradients go to all workers."""
     options, n = Options.of(job), job.workers
     sent = options.sent_share * job.workload.gradient_bytes
     if options.sparse:

@@ -20,10 +20,10 @@ from perfmodel.theory.overlap import fused_wait_free, merged_wait_free, wait_fre
 
 
 def _rate(job: Job, q: Quantities) -> Rate | Fastest:
-    """What it takes to sum gradients, by the bytes of one worker's before compression."""
+    """Cost of summing gradients, by the bytes of one worker's gradients before compression."""
     options = Options.of(job)
     sent = options.sent_share
-    if options.each_send:  # every send takes what it takes, whatever was measured
+    if options.each_send:  # sends are simulated, so measured collectives do not apply
         q = msgspec.structs.replace(q, collectives=())
     if options.sparse:
         return all_gather_rate(q).sent(q.workers * sent)
@@ -33,12 +33,12 @@ def _rate(job: Job, q: Quantities) -> Rate | Fastest:
 
 
 def phases(job: Job, q: Quantities) -> Phases:
-    """Computation, and what of the collectives it does not hide."""
+    """Computation, and the exposed part of the collectives."""
     return q.at_paces(lambda late: _phases(job, q, late))
 
 
 def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
-    """The same where the slowest worker computes ``late`` times as long as the mean one."""
+    """The phases if the slowest worker computes ``late`` times as long as the mean one."""
     options = Options.of(job)
     rate, alone = _rate(job, q), q.workers <= 1
     if isinstance(q.layers, Whole):
@@ -71,7 +71,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     compute = q.forward_s + q.backward_s + q.optimizer_s
     exposed = end - computed
     if options.cross_barrier and options.priority:
-        # the first layer is reduced as soon as it is ready, and nothing can hide that
+        # the first layer is reduced last, after all computation: always exposed
         exposed = maximum(seconds[-1], sum(seconds) - compute * late)
     decode_per_byte_s = decode_per_byte_s_of(options, q.workers) * q.slowdown
     compress = where(alone, 0.0, (encode_per_byte_s + decode_per_byte_s) * q.gradient_bytes)
@@ -88,7 +88,7 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
 
 
 def operation_of(options: Options) -> str:
-    """Collective that gradients go through."""
+    """The collective that gradients are summed with."""
     return "all_gather" if options.sparse else "all_reduce"
 
 
@@ -97,7 +97,7 @@ def exact(job: Job) -> bool:
     options = Options.of(job)
     in_order = not (options.cross_barrier or options.each_send or options.credit_bytes > 0.0)
     one_by_one = options.concurrent == 1 and options.bucketing != "horovod"
-    # the simulation merges layers by the times of backward alone, and then cuts what is merged
+    # the simulation merges layers by backward times alone, and then cuts the merged messages
     # with times that are linear in the size
     same = options.partition_bytes == math.inf and options.encode_per_byte_s == 0.0
     same = same and measured_in(job.cluster.collectives, operation_of(options)) is None
@@ -108,18 +108,18 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     return left_out(job, core=False)
 
 
 def _shares(job: Job) -> tuple[list[float], list[int]]:
-    """Each message's part of all bytes, and the layer that completes it."""
+    """Each message's share of all bytes, and the layer that completes it."""
     messages = messages_of(msgspec.structs.replace(job, options=_unmerged(Options.of(job))))
     return (messages.bytes / messages.bytes.sum()).tolist(), messages.layer.tolist()
 
 
 def _unmerged(options: Options) -> Options:
-    """The options with each layer on its own, where the coarse model merges by itself."""
+    """The options without merging, where the coarse model merges layers itself."""
     if options.bucketing != "mg_wfbp":
         return options
     return msgspec.structs.replace(options, bucketing="layer", overlap=True)

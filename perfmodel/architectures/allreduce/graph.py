@@ -26,7 +26,7 @@ from perfmodel.theory import collective_schedules, collective_times
 
 
 class End(msgspec.Struct, frozen=True, eq=False):
-    """What waits for messages, and what ends an iteration.
+    """Ops that wait for messages, and that end an iteration.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class End(msgspec.Struct, frozen=True, eq=False):
 
 
 def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
-    """One optimizer step of each worker, after all messages; before it they are decompressed."""
+    """One optimizer step of each worker, after all messages have been decompressed."""
     optimizer = waiting = add_optimizer(b, job, workers)
     decode_s = decode_per_byte_s_of(Options.of(job), job.workers) * job.workload.gradient_bytes
     if decode_s > 0.0 and job.workers > 1:
@@ -61,8 +61,8 @@ def _at_once(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) ->
 
 
 def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> End:
-    """An update of each layer once it has been reduced; the next forward of a layer waits for it
-    alone."""
+    """An update of each layer once it has been reduced; the next forward pass of a layer waits for
+    its own update only."""
     layers, column = np.unique(messages.part_layer, return_inverse=True)
     dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])[layers]
     decode_per_byte_s = decode_per_byte_s_of(Options.of(job), job.workers)
@@ -75,7 +75,7 @@ def _by_layer(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """The op graph; with ``fold`` of the first worker, which stands for all of them."""
+    """The op graph; with ``fold`` of the first worker, which represents all of them."""
     options = Options.of(job)
     b = GraphBuilder()
     workers = add_workers(b, job, first=1 if fold else None)
@@ -138,7 +138,7 @@ def _add_fused(
     sent = options.sent_bytes(messages.bytes)
     nothing, whole = np.zeros(1), sent.sum(keepdims=True)
     startup, cost = cost_of(job, nothing), cost_of(job, whole)
-    # bytes to come are not known: all that takes time in proportion to them slows the transfer
+    # sizes are not known before: all costs per byte are part of the transfer
     cost = msgspec.structs.replace(
         cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds
     )
@@ -174,7 +174,7 @@ def _add_sends(
         schedule = collective_schedules.ring_all_gather(job.workers)
     else:
         reduction = reduction_of(job, members)
-        if reduction.by_measurements:  # a ring, if not as measured
+        if reduction.by_measurements:  # a ring, measured collectives apart
             _add_ring_sends(b, job, sent, ready, after, fold)
             return
         schedule = schedule_of(members, reduction)
@@ -184,10 +184,10 @@ def _add_sends(
 def _add_ring_sends(
     b: GraphBuilder, job: Job, sizes: Floats, ready: Ids, after: Ids, fold: bool
 ) -> None:
-    """Every step of every bucket as a send from each worker to the next of the ring.
+    """Every step of every bucket as a send from each worker to the next on the ring.
 
-    A worker sends a part on once it has got it from the worker before, and added its own to it.
-    Where there are several rings each has an equal part of the bytes.
+    A worker forwards a part once it has received it from the worker before, and added its own.
+    Several rings have equal parts of the bytes.
     """
     options = Options.of(job)
     members = job.workers
@@ -216,7 +216,7 @@ def _add_ring_sends(
         )
         # bucket after bucket: a worker's first step of one waits for its last of the one before
         in_order = send.reshape(n, buckets * steps)
-        before = np.empty_like(in_order)  # what the worker before sends
+        before = np.empty_like(in_order)  # sends of the worker before
         before[following[:n] if n == members else worker] = in_order
         b.chain(in_order)
         b.edge(before[:, :-1], in_order[:, 1:])

@@ -21,10 +21,10 @@ from perfmodel.theory.buckets import ddp_buckets, mg_wfbp_buckets
 
 
 class Messages(msgspec.Struct, frozen=True, eq=False):
-    """What is reduced together, in the order in which it is ready.
+    """Messages that are reduced, in the order in which they are ready.
 
-    ``bytes`` (messages,) of gradients, before compression; ``layer`` (messages,) is the layer whose
-    backward completes it, of all in it the closest to the input. The layers in a message are given
+    ``bytes`` (messages,) of gradients, before compression; ``layer`` (messages,) the layer whose
+    backward pass completes it: its layer closest to the input. The layers in a message are given
     in pairs: ``message``, ``part_layer`` (pairs,).
     """
 
@@ -79,7 +79,7 @@ def _groups(job: Job, layer: list[int], sizes: list[float]) -> list[list[int]]:
 def _merged(
     job: Job, by_layer: list[list[int]], layer: list[int], sizes: list[float]
 ) -> list[list[int]]:
-    """Layers merged for what a collective costs here, and the times of backward as profiled."""
+    """Layers merged by the cost of a collective here, and the profiled backward times."""
     if job.workers == 1:
         return by_layer
     options = Options.of(job)
@@ -98,7 +98,7 @@ def _merged(
 
 
 def cost_of(job: Job, sent: Floats) -> Cost:
-    """What it costs to sum gradients of which each worker has ``sent`` bytes, (sizes,)."""
+    """Cost of summing gradients of which each worker has ``sent`` bytes, (sizes,)."""
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
     if options.sparse:
@@ -107,7 +107,7 @@ def cost_of(job: Job, sent: Floats) -> Cost:
 
 
 def reduction_of(job: Job, members: Members) -> Reduction:
-    """How the sum is made: one algorithm for all messages where these are not known before, are
+    """The all-reduce: one algorithm for all messages where their sizes are not known before, are
     planned, or are simulated send by send."""
     options = Options.of(job)
     largest = largest_bytes(options, job.workload.gradient_bytes)

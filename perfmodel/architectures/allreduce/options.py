@@ -104,7 +104,7 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.reduction  # checks its own
+        _ = self.reduction  # validates its own options
         number("bucket_cap_bytes", self.bucket_cap_bytes)
         number("first_bucket_bytes", self.first_bucket_bytes)
         number("fusion_cycle_s", self.fusion_cycle_s, above=0.0)
@@ -163,12 +163,12 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
 
     @property
     def reduction(self) -> Reduction:
-        """How the sum is made."""
+        """The algorithm of the sum, and its options."""
         return Reduction(self.algorithm, self.chunks, self.reduce_per_byte_s)
 
 
 def largest_bytes(options: Options, gradient_bytes: Quantity) -> Quantity | None:
-    """The size of message by which one algorithm is chosen for all; None if each has its own."""
+    """The message size by which one algorithm is chosen for all; None if each has its own."""
     match options.bucketing:
         case "mg_wfbp":
             return options.sent_share * gradient_bytes
@@ -180,5 +180,5 @@ def largest_bytes(options: Options, gradient_bytes: Quantity) -> Quantity | None
 
 
 def decode_per_byte_s_of(options: Options, workers: Quantity) -> Quantity:
-    """Time of a device to decompress what it received for a byte of gradients."""
+    """Time of a device to decompress what it receives, per byte of gradients."""
     return options.decode_per_byte_s * (workers - 1 if options.sparse else 1)

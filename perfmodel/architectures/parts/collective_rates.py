@@ -1,4 +1,4 @@
-"""What collectives among a job's workers take, as formulas of its quantities."""
+"""Times of collectives among a job's workers, as formulas of its quantities."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from perfmodel.theory import collective_times
 from perfmodel.theory.collective_times import LinearCost
 
 MOST_IN_DOUBLE_TREE, MOST = 1024, 16_384
-"""Workers up to which the rounds of a double tree, and of other algorithms, are counted; for more
-there is a closed form. Making the schedule of a double tree takes long."""
+"""Workers up to which the rounds of a double tree, and of other algorithms, are counted; beyond,
+closed forms are used. The schedule of a large double tree takes long to make."""
 
 
 def most_of(options: Reduction) -> int:
@@ -31,7 +31,7 @@ def most_of(options: Reduction) -> int:
 class Ring(msgspec.Struct, frozen=True, eq=False):
     """A ring through all workers, or several where nodes have several NICs.
 
-    ``use`` is for each byte that a worker sends, ``hop_s`` the latency of a step.
+    ``use`` is the busy time for each byte that a worker sends, ``hop_s`` the latency of a step.
     """
 
     use: Use
@@ -39,12 +39,12 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, q: Quantities) -> Ring:
-        """That through the workers of a job."""
-        away = is_symbol(q.workers) or q.nodes > 1  # symbols are of one worker to a node
+        """The ring through the workers of a job."""
+        away = is_symbol(q.workers) or q.nodes > 1  # symbols: one worker to a node
         rings = minimum(q.nics_per_node, q.emptiest) if q.nics_per_node > 1 else 1
         if q.bus:
             inside = where(away, q.fullest - 1, q.workers)
-        else:  # who sends to another node does not use its own port
+        else:  # a device that sends to another node does not use its port
             all_send = (q.emptiest == q.fullest) & (q.fullest <= q.nics_per_node)
             some = where(all_send, 1.0 - 1.0 / rings, 1.0)
             inside = where(away, where(q.fullest > 1, some, 0.0), 1.0)
@@ -58,7 +58,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         )
 
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
-        """What a collective takes of which each worker sends ``moved`` bytes a byte."""
+        """Rate of a collective in which each worker sends ``moved`` bytes per byte of its size."""
         slowest_s = maximum(self.use.nic_s, self.use.core_s, self.use.inside_s)
         added = {**figures, "bandwidth_bytes_per_s": math.inf}
         startup_s = cost(size_bytes=0.0, latency_s=self.hop_s, **added)
@@ -68,9 +68,9 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 
 def _measured(q: Quantities, operation: str, moved: Quantity, reduce_per_byte_s: float
               ) -> Rate | None:  # fmt: skip
-    """What an operation was measured to take, if it was; it uses the links that a ring does."""
+    """The measured rate of an operation, if there is one, with the link usage of a ring."""
     if isinstance(q.workers, int) and q.workers == 1:
-        reduce_per_byte_s = 0.0  # nobody to add anything of
+        reduce_per_byte_s = 0.0  # nothing to add
     rate = measured_rate(q.collectives, operation, q.workers, reduce_per_byte_s)
     if rate is None:
         return None
@@ -78,7 +78,7 @@ def _measured(q: Quantities, operation: str, moved: Quantity, reduce_per_byte_s:
 
 
 def all_reduce_rate(job: Job, q: Quantities, options: Reduction) -> Rate | Fastest:
-    """What an all-reduce among the workers takes; as a symbol, *auto* is a ring."""
+    """Rate of an all-reduce among the workers; for symbols, *auto* is a ring."""
     moved = collective_times.ring_allreduce_bytes(q.workers, 1.0)
     if options.by_measurements:
         rate = _measured(q, "all_reduce", moved, options.reduce_per_byte_s)
@@ -149,8 +149,7 @@ def _closed(q: Quantities, options: Reduction) -> Rate:
                 intra_latency_s=q.inside_latency_s,
                 reduce_per_byte_s=gamma,
             )
-    # any algorithm moves as many bytes as a ring: all workers but one have theirs added, and get
-    # the sum
+    # any algorithm moves as many bytes as a ring: n - 1 gradients in, and n - 1 sums out
     ranks = q.nodes if options.algorithm == "hierarchical" else q.workers
     moved = collective_times.ring_allreduce_bytes(ranks, 1.0)
     return msgspec.structs.replace(
@@ -159,7 +158,7 @@ def _closed(q: Quantities, options: Reduction) -> Rate:
 
 
 def _by_rounds(shape: Cluster, q: Quantities, options: Reduction) -> Rate:
-    """Round after round, each as long as the busiest link of any kind takes."""
+    """Sum over the rounds, each as long as its bottleneck link is busy."""
     counts = q.workers
     if not isinstance(counts, np.ndarray):
         return _rounds_rate(shape, q, options, counts)
@@ -186,9 +185,9 @@ def _fields(values: LinearCost | Use) -> dict[str, Quantity]:
 
 
 def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) -> Rate:
-    """What so many workers take; bandwidths and latencies may be arrays.
+    """Rate for ``count`` workers; bandwidths and latencies may be arrays.
 
-    Nothing for a worker alone, nor for so many that their rounds are not counted.
+    Zero for a single worker, and for more workers than :func:`most_of`.
     """
     if not 1 < count <= most_of(options):
         return Rate((LinearCost(0.0, 0.0),))
@@ -211,7 +210,7 @@ def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) 
 
 
 def _total(count: Floats, columns: list[Quantity]) -> Quantity:
-    """So many times the greatest of columns (rounds, ...), added up."""
+    """Sum over the rounds of ``count`` times the largest of the columns (rounds, ...)."""
     depth = max(np.ndim(column) for column in columns)
     alike = [np.reshape(c, (*c.shape, *(1,) * (depth - np.ndim(c)))) for c in columns]
     found = np.tensordot(count, maximum(*alike), axes=(0, 0))
@@ -224,7 +223,7 @@ def closed(job: Job, options: Reduction) -> bool:
 
 
 def reduce_scatter_rate(q: Quantities, reduce_per_byte_s: float = 0.0) -> Rate:
-    """What a ring reduce-scatter among the workers takes, by bytes before it."""
+    """Rate of a ring reduce-scatter among the workers, by bytes before it."""
     moved = collective_times.half_ring_bytes(q.workers, 1.0)
     found = _measured(q, "reduce_scatter", moved, reduce_per_byte_s)
     return found or Ring.of(q).rate(
@@ -236,7 +235,7 @@ def reduce_scatter_rate(q: Quantities, reduce_per_byte_s: float = 0.0) -> Rate:
 
 
 def all_gather_rate(q: Quantities) -> Rate:
-    """What a ring all-gather among the workers takes, by bytes after it."""
+    """Rate of a ring all-gather among the workers, by bytes after it."""
     moved = collective_times.half_ring_bytes(q.workers, 1.0)
     found = _measured(q, "all_gather", moved, 0.0)
     return found or Ring.of(q).rate(collective_times.all_gather_s, moved, ranks=q.workers)

@@ -15,14 +15,14 @@ from perfmodel.inputs.job import Job
 from perfmodel.theory.collective_schedules import NONE, Schedule, waits_of
 
 ROUNDING = 1e-12
-"""How much slower than its links a collective must be to have a rate of its own."""
+"""Relative difference from the rate of its links below which a collective has no rate cap."""
 
 
 class Communicator:
-    """A job's workers as members of collectives that are one flow each, over all their links.
+    """Collectives among a job's workers, each modelled as one flow over all links of the members.
 
-    ``capacity`` is how many of them there may be at once, or how many bytes of credit. With
-    ``fold`` the first node stands for all where all costs are ``symmetric``.
+    ``capacity`` is the number of concurrent collectives, or the credit in bytes. With ``symmetric``
+    costs the first node represents all.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Communicator:
         self._numbers, self._links = numbers, network.ids(numbers)
 
     def flow(self, cost: Cost) -> dict[str, Any]:
-        """What ops take that are collectives of such a cost, one for each size."""
+        """Arguments of ops that are collectives of such a cost, one for each size."""
         loads, capacity = cost.loads[:, self._numbers], self._fabric.capacity[self._numbers]
         used = (loads > 0.0).any(axis=0) & (self._links != NONE)
         loads, links = loads[:, used], self._links[used]
@@ -85,9 +85,9 @@ def add_sends(
 ) -> None:
     """Add every send of a collective of each of ``sizes`` bytes, one collective after the other.
 
-    ``ready`` (members, sizes) are what lets a member enter; ``after`` (members,) waits for all that
-    a member sends and receives. A send waits until both its ends have entered and are done with
-    all their sends of earlier rounds.
+    A member enters after its ops ``ready`` (members, sizes); ``after`` (members,) waits for all
+    that it sends and receives. A send waits until both its ends have entered and completed all
+    their sends of earlier rounds.
     """
     each = schedule.unrolled()
     waits = waits_of(each)

@@ -1,4 +1,4 @@
-"""The links of a cluster by number, and which of them a transfer takes."""
+"""The links of a cluster by number, and the paths of transfers over them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfmodel.inputs.cluster import Cluster
 def places_of(cluster: Cluster, workers: int) -> Ids:
     """The node of each worker, (workers,).
 
-    That is :meth:`perfmodel.inputs.cluster.Cluster.node_of_worker` of all of them.
+    Equal to :meth:`perfmodel.inputs.cluster.Cluster.node_of_worker` of each.
     """
     listed = cluster.devices_on_nodes
     first = np.repeat(np.arange(len(listed)), listed)[:workers]
@@ -26,11 +26,11 @@ def places_of(cluster: Cluster, workers: int) -> Ids:
 
 
 class Fabric(msgspec.Struct, frozen=True, eq=False):
-    """The links of a cluster's first nodes, and where the ends of transfers are attached to them.
+    """The links of a cluster's first nodes, and the attachment of endpoints to them.
 
-    Ends are the workers, then the servers. Links are numbered: out of each NIC, into each NIC, the
-    core, then those inside nodes: a bus for each node, or a port out of and a port into each
-    worker's device.
+    Endpoints (*ends*) are the workers, then the servers. Links are numbered: out of each NIC, into
+    each NIC, the core, then those inside nodes: a bus for each node, or a port out of and a port
+    into each worker's device.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     port : number of each end's device, (ends,); NONE for a server, which has no port.
     nics : links to the network of all nodes together.
     capacity : of each link (bytes/s), (links,); infinite for a core that never limits, and for a
-        bus that costs nothing.
+        bus of unlimited bandwidth.
     owner : node of each link, (links,); NONE for the core.
     latency_s : of each node's links to the network, (nodes,).
     inside_latency_s : between two ends on one node.
@@ -58,7 +58,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int, homes: Sequence[int] | Ids = ()) -> Fabric:
-        """That of so many workers, and of servers on the nodes ``homes`` (servers,)."""
+        """The fabric of so many workers, and of servers on the nodes ``homes`` (servers,)."""
         own = places_of(cluster, workers)
         place = np.concatenate([own, np.asarray(homes, np.int64)])
         nodes = int(place.max()) + 1
@@ -96,13 +96,13 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def ports(self) -> int:
-        """How many devices have a port out and a port in; none where a node has a bus."""
+        """Number of devices with a port out and a port in; 0 where nodes have a bus."""
         return 0 if self.bus else (len(self.capacity) - self.core - 1) // 2
 
     @property
     def kinds(self) -> tuple[slice, ...]:
-        """Numbers of links of a kind: out of NICs, into NICs, the core, inside nodes, or out of
-        devices and into devices."""
+        """Numbers of the links of each kind: out of NICs, into NICs, the core, and inside nodes:
+        buses, or ports out and ports in."""
         inside = self.core + 1
         bounds = [0, self.nics, self.core, inside, inside + self.ports, len(self.capacity)]
         spans = [slice(*span) for span in itertools.pairwise(bounds)]
@@ -111,7 +111,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
         """Numbers of the links from one end to another (broadcast), (..., 3).
 
-        Filled up with NONE, which stands for links that never limit as well.
+        Padded with NONE, which also replaces links that never limit.
         """
         a, z = np.broadcast_arrays(source, target)
         away = self.place[a] != self.place[z]
@@ -140,11 +140,11 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         return np.where(a != z, apart, self.inside_latency_s)
 
     def rings(self, members: int) -> Ids:
-        """The rings that collectives of the first so many workers go round, (rings, members).
+        """The rings of collectives among the first ``members`` workers, (rings, members).
 
-        One for each link of a node to the network that a device uses, of the node that has the
-        fewest. Each goes through all workers, node after node, with an equal part of the bytes, and
-        enters and leaves a node by links that no other of them does, as NCCL's channels.
+        As many as the least number of NICs in use on any node. Each goes through all workers, node
+        after node, with an equal part of the bytes, and enters and leaves a node by NICs that no
+        other ring uses, as NCCL's channels.
         """
         order = np.arange(members)
         count = np.bincount(self.place[:members])
@@ -165,7 +165,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
 
 
 def _within(place: Ids) -> Ids:
-    """For each end, how many of those before it are on its node."""
+    """The index of each end on its node."""
     order = np.argsort(place, kind="stable")
     ranked = place[order]
     begin = np.flatnonzero(np.diff(ranked, prepend=NONE - 1))

@@ -1,4 +1,4 @@
-"""What architectures share whose workers talk to single others: when, with whom, and how."""
+"""Building blocks of pairwise exchange."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from perfmodel.inputs.job import Job
 def add_begin(
     b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, *, period: int = 1
 ) -> Ids:
-    """Add what begins each worker's iteration, (workers,).
+    """Add the op that begins each worker's iteration, (workers,).
 
-    It follows the ``optimizer`` of the iteration before and precedes the forward pass; what a
-    worker sends while it computes follows it as well. Where workers start at random times, they do
-    so within the time of ``period`` iterations of which one communicates.
+    It follows the ``optimizer`` of the iteration before and precedes the forward pass, and whatever
+    a worker sends during computation. Staggered workers start within the time of ``period``
+    iterations of which one communicates.
     """
     n = len(workers.node)
     begin = b.ops(
@@ -41,13 +41,13 @@ def add_begin(
 def add_network(b: GraphBuilder, job: Job, *, fold: bool = False) -> Network:
     """Add the network between the workers of a job without servers.
 
-    With ``fold`` the first link of a kind, and each transfer of the first worker, stands for all.
+    With ``fold`` the first link of a kind, and each transfer of the first worker, represents all.
     """
     return Network(b, job, fold=fold, core_share=job.workers if fold else 1)
 
 
 def others(workers: int) -> Ids:
-    """For each worker all the others, from the next one on, (workers, workers - 1)."""
+    """For each worker all others, from the next one on, (workers, workers - 1)."""
     index = np.arange(workers)
     return (index[:, None] + index[None, 1:]) % workers
 
@@ -83,7 +83,7 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
         *,
         reply: bool = False,
     ) -> Ids:
-        """Add a model on its way to the partner that was drawn, or back from it, (senders,)."""
+        """Add the transfer of a model to the partner drawn, or back from it, (senders,)."""
         near, far = self.worker[:, None], self.candidates
         source, target = (far, near) if reply else (near, far)
         paths, latency_s = network.path(source, target), network.latency_s(source, target)
@@ -104,7 +104,7 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
     def when_drawn(self, b: GraphBuilder, label: str, probability: float = 1.0) -> Ids:
         """Add ops without duration, active where that candidate was drawn, (senders, candidates).
 
-        With a ``probability``, below 1, that anybody is drawn at all.
+        ``probability`` is that of drawing any partner at all.
         """
         shape = self.candidates.shape
         axes = (self.axis, ("candidate", None))

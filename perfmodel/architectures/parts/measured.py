@@ -1,4 +1,4 @@
-"""How long collectives take by their size: in closed form, or as measured on the cluster."""
+"""Times of collectives by size: in closed form, or as measured on the cluster."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from perfmodel.theory.collective_times import LinearCost
 
 
 class Use(msgspec.Struct, frozen=True, eq=False):
-    """Seconds for which the busiest link of a kind is busy: those of nodes to the network, the
-    core, and those inside nodes."""
+    """Busy time (s) of the busiest link of each kind: between a node and the network, the core, and
+    inside a node."""
 
     nic_s: Quantity = 0.0
     core_s: Quantity = 0.0
     inside_s: Quantity = 0.0
 
     def times(self, factor: Quantity) -> Use:
-        """So many times as long."""
+        """Busy times multiplied by a factor."""
         return Use(self.nic_s * factor, self.core_s * factor, self.inside_s * factor)
 
     def plus(self, other: Use) -> Use:
-        """Both together."""
+        """Sum of busy times."""
         return Use(
             self.nic_s + other.nic_s, self.core_s + other.core_s, self.inside_s + other.inside_s
         )
 
     def or_else(self, condition: Quantity, other: Use) -> Use:
-        """This where a condition holds, else the other."""
+        """These where a condition holds, else the others."""
         return Use(
             where(condition, self.nic_s, other.nic_s),
             where(condition, self.core_s, other.core_s),
@@ -44,7 +44,7 @@ class Use(msgspec.Struct, frozen=True, eq=False):
         )
 
     def by_link(self, job: Job) -> dict[str, Quantity]:
-        """By name of the links, as far as a job has them."""
+        """Busy times by name of the links that a job has."""
         found = {"link of each node": self.nic_s}
         if job.cluster.core_oversubscription is not None:
             found["core"] = self.core_s
@@ -56,10 +56,10 @@ class Use(msgspec.Struct, frozen=True, eq=False):
 
 
 class Rate(msgspec.Struct, frozen=True, eq=False):
-    """What a collective takes: seconds to start, and for each byte of the whole.
+    """Cost of a collective: seconds to start, and per byte of its size.
 
-    One line in closed form; as measured, as many as there are pieces. ``use`` is for each byte;
-    what was ``measured`` uses links no longer than it takes.
+    One line in closed form; for measured ones, a line for each piece. ``use`` is per byte; where
+    ``measured``, links are busy for at most the measured time.
     """
 
     lines: tuple[LinearCost, ...]
@@ -67,12 +67,12 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
     measured: bool = False
 
     def seconds(self, size_bytes: Quantity) -> Quantity:
-        """How long one of so many bytes takes."""
+        """Seconds of a collective of so many bytes."""
         startup_s, moving_s = collective_times.line_s(self.lines, size_bytes)
         return startup_s + moving_s
 
     def busy(self, size_bytes: Quantity) -> Use:
-        """For how long one of so many bytes keeps links busy."""
+        """Busy time of the links in a collective of so many bytes."""
         found = self.use.times(size_bytes)
         if not self.measured:
             return found
@@ -82,18 +82,18 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
         return found.times(minimum(1.0, moving_s / where(some, longest, 1.0)))
 
     def at(self, size_bytes: Quantity) -> Rate:
-        """The one that is chosen for messages of so many bytes: this."""
+        """The rate chosen for messages of so many bytes: this one."""
         return self
 
     def chord(self, size_bytes: Quantity) -> LinearCost:
-        """The line from no bytes to so many, for what must be linear in the size."""
+        """The line through sizes 0 and ``size_bytes``, where a linear cost is needed."""
         if len(self.lines) == 1:
             return self.lines[0]
         startup_s = self.seconds(0.0)
         return LinearCost(startup_s, (self.seconds(size_bytes) - startup_s) / size_bytes)
 
     def sent(self, share: Quantity, at_once: int = 1) -> Rate:
-        """By bytes of which ``share`` is sent, if ``at_once`` collectives start together."""
+        """The rate by bytes before compression to ``share``, of ``at_once`` concurrent ones."""
         lines = tuple(
             LinearCost(line.startup_s / at_once, share * line.per_byte_s, line.above_bytes / share)
             for line in self.lines
@@ -102,24 +102,24 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, cost: Callable[..., Quantity], **figures: Quantity) -> Rate:
-        """Of a closed form of :mod:`perfmodel.theory.collective_times`, which is linear in the
-        size."""
+        """The rate of a closed form of :mod:`perfmodel.theory.collective_times`, which is linear in
+        the size."""
         still = {name: 0.0 for name in figures if "latency" in name}
         startup_s = cost(size_bytes=0.0, **figures)
         return cls((LinearCost(startup_s, cost(size_bytes=1.0, **{**figures, **still})),))
 
 
 class Fastest(msgspec.Struct, frozen=True, eq=False):
-    """For each message the one of several rates that takes least; the first in ties."""
+    """For each message the fastest of several rates; the first on ties."""
 
     rates: tuple[Rate, ...]
 
     def seconds(self, size_bytes: Quantity) -> Quantity:
-        """How long a message of so many bytes takes."""
+        """Seconds of a message of so many bytes."""
         return minimum(*(rate.seconds(size_bytes) for rate in self.rates))
 
     def busy(self, size_bytes: Quantity) -> Use:
-        """For how long a message of so many bytes keeps links busy."""
+        """Busy time of the links for a message of so many bytes."""
         found = self.rates[0].busy(size_bytes)
         least = self.rates[0].seconds(size_bytes)
         for rate in self.rates[1:]:
@@ -129,7 +129,7 @@ class Fastest(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def at(self, size_bytes: Quantity) -> Rate:
-        """The one that is chosen for messages of so many bytes."""
+        """The rate chosen for messages of so many bytes."""
         found, least = self.rates[0], self.rates[0].seconds(size_bytes)
         for rate in self.rates[1:]:
             seconds = rate.seconds(size_bytes)
@@ -143,25 +143,25 @@ class Fastest(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def chord(self, size_bytes: Quantity) -> LinearCost:
-        """The line of the one that is chosen for so many bytes."""
+        """The line of the rate chosen for so many bytes."""
         return self.at(size_bytes).lines[0]
 
     def sent(self, share: Quantity, at_once: int = 1) -> Fastest:
-        """By bytes of which ``share`` is sent, if ``at_once`` collectives start together."""
+        """The rate by bytes before compression to ``share``, of ``at_once`` concurrent ones."""
         return Fastest(tuple(rate.sent(share, at_once) for rate in self.rates))
 
 
 def measured_in(collectives: Iterable[Collective], operation: str) -> Collective | None:
-    """What an operation was measured to take, if it was."""
+    """The measured collective of an operation, if there is one."""
     return next((each for each in collectives if each.operation == operation), None)
 
 
 def measured_rate(
     collectives: Iterable[Collective], operation: str, ranks: Quantity, reduce_per_byte_s: float
 ) -> Rate | None:
-    """What an operation was measured to take among ``ranks``; adding is part of it.
+    """The measured rate of an operation among ``ranks``, which includes the time to add.
 
-    The one place where both routes turn from closed forms to what was measured.
+    The one place where both routes replace closed forms by measurements.
     """
     measured = measured_in(collectives, operation)
     if measured is None:
@@ -174,7 +174,7 @@ def measured_rate(
 
 
 def measured_notes(job: Job, used: Mapping[str, Floats]) -> tuple[str, ...]:
-    """Where a job goes beyond what was measured: ``used`` has the sizes (messages,) by operation.
+    """Notes where a job extrapolates measurements: ``used`` has the sizes (messages,) by operation.
 
     Empty for a cluster without measured collectives, and for one worker.
     """

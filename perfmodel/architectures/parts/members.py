@@ -1,4 +1,4 @@
-"""Who takes part in a collective, over which links, and what it takes on idle ones."""
+"""The members of a collective, the links between them, and its cost on idle links."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from perfmodel.theory.collective_schedules import Schedule
 
 
 class Members(msgspec.Struct, frozen=True, eq=False):
-    """Those who take part in a collective, and the links between them.
+    """The members of a collective, and the links between them.
 
     Attributes
     ----------
     fabric : the links; its ends are the members.
-    collectives : what those among these members were measured to take.
+    collectives : those measured among these members.
     """
 
     fabric: Fabric
@@ -32,7 +32,7 @@ class Members(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """Number of members."""
         return len(self.fabric.place)
 
     def loads(self, path: Ids, part: Floats) -> Floats:
@@ -55,11 +55,11 @@ class Members(msgspec.Struct, frozen=True, eq=False):
 
 
 class Cost(msgspec.Struct, frozen=True, eq=False):
-    """What collectives of several sizes take on idle links.
+    """Costs of collectives of several sizes on idle links.
 
     Attributes
     ----------
-    bytes : over the least used of the links, (sizes,).
+    bytes : over the least loaded of the links used, (sizes,).
     loads : bytes over each link as multiples of that, (sizes, links), or (1, links) for all sizes;
         see :class:`perfmodel.architectures.parts.fabric.Fabric`.
     startup_s : latencies, and time to add, (sizes,).
@@ -73,24 +73,24 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, sizes: Floats, loads: Floats, startup_s: Floats, transfer_s: Floats) -> Cost:
-        """That of ``loads`` bytes over each link (links,) for every byte of ``sizes`` (sizes,)."""
+        """The cost of ``loads`` bytes over each link (links,) per byte of ``sizes`` (sizes,)."""
         least = loads[loads > 0.0].min(initial=math.inf)
         least = least if least < math.inf else 1.0
         return cls(sizes * least, loads[None] / least, startup_s, transfer_s)
 
     @property
     def seconds(self) -> Floats:
-        """How long each takes, (sizes,)."""
+        """Seconds of each, (sizes,)."""
         return self.startup_s + self.transfer_s
 
     def symmetric(self, fabric: Fabric) -> bool:
-        """Whether all links of a kind are used alike."""
+        """Whether all links of a kind have the same load."""
         return all(
             bool((self.loads[:, kind] == self.loads[:, kind][:, :1]).all()) for kind in fabric.kinds
         )
 
     def fastest(self, others: tuple[Cost, ...]) -> Cost:
-        """For each size the one that takes least, of this and of ``others``; the first in ties."""
+        """For each size the fastest of this and the ``others``; the first on ties."""
         costs = (self, *others)
         best = np.argmin([cost.seconds for cost in costs], axis=0)
         sizes = np.arange(len(best))
@@ -108,16 +108,16 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
 
 
 def ring_cost(members: Members, moved: Floats, steps: int, added_s: Floats) -> Cost:
-    """Rings on which each member sends ``moved`` bytes (sizes,) in so many steps."""
+    """Cost of rings on which each member sends ``moved`` bytes (sizes,) in so many steps."""
     loads, hop_s = members.around()
     moving_s = moved * float((loads / members.fabric.capacity).max())
     return Cost.of(moved, _limited(members, loads), steps * hop_s + added_s, moving_s)
 
 
 def measured_cost(members: Members, moved: Floats, startup_s: Floats, moving_s: Floats) -> Cost:
-    """What takes as long as measured on idle links, and moves what a ring does over each.
+    """Cost with the measured time on idle links, and the loads of a ring.
 
-    No more bytes than the links let pass in that time, so that these never make it longer.
+    Loads are capped at what links can carry in that time, so that idle links never lengthen it.
     """
     loads, _ = members.around()
     slowest_s = float((loads / members.fabric.capacity).max())
@@ -128,7 +128,7 @@ def measured_cost(members: Members, moved: Floats, startup_s: Floats, moving_s: 
 def scheduled_cost(
     members: Members, schedule: Schedule, sizes: Floats, reduce_per_byte_s: float
 ) -> Cost:
-    """Round after round, each as long as its slowest send takes with its links to share."""
+    """Cost of the rounds, each as long as its slowest send, with links shared by all its sends."""
     fabric = members.fabric
     total = np.zeros(len(fabric.capacity))
     latency_s = adding_s = moving_s = 0.0
@@ -141,10 +141,10 @@ def scheduled_cost(
 
 
 class Round(msgspec.Struct, frozen=True, eq=False):
-    """Sends at the same time, made so many ``times`` in a row.
+    """Concurrent sends, repeated ``times`` times in a row.
 
-    ``loads`` (links,) are bytes over each link, and ``added`` the most that a member adds, for
-    each byte to be reduced; ``hop_s`` (sends,) their latencies.
+    ``loads`` (links,) are bytes over each link, and ``added`` the most bytes that a member adds,
+    per byte to be reduced; ``hop_s`` (sends,) their latencies.
     """
 
     times: int

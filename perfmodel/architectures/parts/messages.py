@@ -1,4 +1,4 @@
-"""How gradients become messages: their order, their compression, and who may send when."""
+"""Messages made of gradients: their order, compression, and scheduling on connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Lin et al., ICLR 2018, arXiv 1712.01887."""
 
 
 class Tensors(msgspec.Struct, frozen=True, eq=False):
-    """Gradient tensors in the order in which backward makes them.
+    """Gradient tensors in the order in which backward computes them.
 
     All of shape (tensors,): ``layer`` index, ``bytes``, and ``key``, the number of the tensor in
     forward order.
@@ -53,15 +53,15 @@ def tensors_of(workload: Workload) -> Tensors:
 
 
 MOST_PARTS = 200_000
-"""Messages of one iteration; more is taken for a slip of the keyboard."""
+"""Messages of one iteration; a limit that catches typing errors."""
 
 
 def parts_of(sizes: Floats, partition_bytes: float) -> Ids:
-    """Into how many parts of at most ``partition_bytes`` each of some messages is cut.
+    """Parts of at most ``partition_bytes`` that each message is cut into.
 
     Raises
     ------
-    InputError : together these are more than MOST_PARTS.
+    InputError : more than MOST_PARTS parts in all.
     """
     parts = np.maximum(np.ceil(sizes / partition_bytes), 1.0)
     if parts.sum() > MOST_PARTS:
@@ -110,7 +110,7 @@ class Compression(Options, frozen=True):
 
     @property
     def sparse(self) -> bool:
-        """Whether workers send different elements, whose sum has more of them."""
+        """Whether workers send different elements, so that sums are denser than gradients."""
         return self.compression in ("top_k", "dgc")
 
     @property
@@ -143,7 +143,7 @@ class Compression(Options, frozen=True):
 
 
 class Transmission(Compression, frozen=True):
-    """Options of compression, and of who may send when on a connection."""
+    """Options of compression, and of scheduling on a connection."""
 
     transmission: Annotated[
         Literal["fifo", "quantum", "shared", "priority"],
@@ -185,17 +185,17 @@ class Transmission(Compression, frozen=True):
             )
 
     def priority(self, layer: Ids) -> Ids:
-        """Who goes first among messages of these layers: those that the next forward needs first,
-        or, without priorities, who comes first."""
+        """Priorities of messages of these layers: those that the next forward pass needs first, or,
+        without priorities, all equal: first come, first served."""
         return layer if self.transmission == "priority" else np.zeros_like(layer)
 
     def connections(
         self, b: GraphBuilder, label: str, shape: tuple[int, ...], bytes: Floats, **slots: Any
     ) -> tuple[Ids, Ids]:
-        """Connections of ``shape``: slots, and the units of them that messages of ``bytes`` take.
+        """Connections of ``shape``: slots, and the units of them that messages of ``bytes`` hold.
 
-        One message at a time; with credit as many as it has bytes for; without limit (*shared*)
-        no slot at all.
+        One message at a time; with credit, as many bytes as it allows; with *shared*, no slot at
+        all.
         """
         one = np.ones(np.shape(bytes), np.int64)
         if self.transmission == "shared":
@@ -207,6 +207,6 @@ class Transmission(Compression, frozen=True):
         return b.slots(label, shape, capacity=credit, **slots), units
 
     def finish(self, b: GraphBuilder, messages: Ids) -> None:
-        """Send ``messages`` in turns where that was asked for."""
+        """Serve ``messages`` round robin where that option is set."""
         if self.transmission == "quantum":
             b.quantum(messages, self.quantum_bytes)

@@ -15,9 +15,9 @@ from perfmodel.inputs.job import Job
 class Network:
     """The links between the ends of a job in its graph: its workers, then its servers.
 
-    ``homes`` are the nodes of the servers. With ``fold`` the first link of each kind stands for all
-    of its kind. ``core_share`` says how many times over each transfer crosses the core: once for
-    every worker where one stands for all.
+    ``homes`` are the nodes of the servers. With ``fold`` the first link of each kind represents all
+    of its kind. ``core_share`` multiplies the load of each transfer on the core: the number of
+    workers where one represents all.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Network:
         return [f"{name}, NIC {i}" for name in self._names for i in range(self._each)]
 
     def ids(self, numbers: Ids) -> Ids:
-        """Links of the graph by number in the fabric; NONE where a number is, or never limits."""
+        """Links of the graph by number in the fabric; NONE for those that never limit."""
         return np.where(numbers == NONE, NONE, self._ids[numbers])
 
     def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
-        """Links from one end to another (broadcast), filled up with NONE."""
+        """Links from one end to another (broadcast), padded with NONE."""
         return self.ids(self.fabric.path(source, target))
 
     def latency_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
@@ -91,7 +91,7 @@ def homes_of(job: Job, servers: int) -> Ids:
 
 
 def node_names(job: Job, homes: Ids) -> list[str]:
-    """Names of the nodes of a job; those that servers are at home on say which."""
+    """Names of the nodes of a job, with the servers on them."""
     hosts: dict[int, list[str]] = {n: [] for n in range(job.cluster.nodes_for(job.workers))}
     for server, node in enumerate(homes.tolist()):
         hosts.setdefault(node, []).append(f"server {server}")

@@ -1,4 +1,4 @@
-"""How workers sum what they have: options, who sends what to whom, and what that costs."""
+"""All-reduce, reduce-scatter and all-gather: options, schedules and costs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHUNKS = 16
 MOST_CHUNKS = 1000
 
 MOST_IN_TREES = 20_000
-"""Workers up to which *auto* considers trees: there is one schedule for each number of chunks."""
+"""Workers up to which *auto* considers trees, which need a schedule for each number of chunks."""
 
 
 AlgorithmOption = Annotated[
@@ -61,7 +61,7 @@ ReduceOption = Annotated[
 
 
 class Reduction(Options, frozen=True):
-    """Options of how members sum what they have, a part of an architecture's options."""
+    """Options of an all-reduce, a part of an architecture's options."""
 
     algorithm: AlgorithmOption = "auto"
     chunks: ChunksOption = CHUNKS
@@ -73,12 +73,12 @@ class Reduction(Options, frozen=True):
 
     @property
     def sparse(self) -> bool:
-        """Whether members gather what each has, instead of summing it on the way."""
+        """Whether members gather all gradients, instead of summing them on the way."""
         return False
 
     @property
     def by_measurements(self) -> bool:
-        """Whether measured collectives take the place of what these options say."""
+        """Whether measured collectives replace these options."""
         return self.algorithm in ("auto", "ring")
 
 
@@ -117,9 +117,9 @@ def schedule_of(members: Members, options: Reduction) -> Schedule:
 
 def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool,
                trees: bool = True) -> list[Reduction]:  # fmt: skip
-    """What *auto* chooses from, the first in ties; else the options themselves.
+    """The options that *auto* chooses from, the first on ties; else the options themselves.
 
-    A double tree with 1, 4, 16 ... chunks, as far as ``chunks`` goes. Hierarchical is a ring unless
+    A double tree with 1, 4, 16 ... chunks, up to ``chunks``. Hierarchical is a ring unless
     there are several nodes with several devices.
 
     NVIDIA's NCCL chooses by the predicted time of a message as well, from a latency and a bandwidth
@@ -142,7 +142,7 @@ def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool
 
 
 def candidates_among(members: Members, options: Reduction) -> list[Reduction]:
-    """What *auto* chooses from among members; else the options themselves."""
+    """The options that *auto* chooses from among members; else the options themselves."""
     if options.algorithm == "auto" and members.count == 1:
         return [msgspec.structs.replace(options, algorithm="ring")]
     count = np.bincount(members.fabric.place)
@@ -155,7 +155,7 @@ def candidates_among(members: Members, options: Reduction) -> list[Reduction]:
 
 
 def all_reduce_cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
-    """What an all-reduce of each of ``sizes`` bytes costs."""
+    """Cost of an all-reduce of each of ``sizes`` bytes."""
     n = members.count
     if options.by_measurements:
         rate = measured_rate(members.collectives, "all_reduce", n, options.reduce_per_byte_s)
@@ -177,9 +177,9 @@ def _cost(members: Members, sizes: Floats, options: Reduction) -> Cost:
 
 
 def chosen(members: Members, options: Reduction, size_bytes: float) -> Reduction:
-    """The options with what *auto* chooses for a message of ``size_bytes``.
+    """The options that *auto* chooses for a message of ``size_bytes``.
 
-    Measured collectives leave nothing to choose.
+    With measured collectives there is nothing to choose.
     """
     measured = measured_in(members.collectives, "all_reduce") is not None
     if options.algorithm != "auto" or measured:
@@ -191,12 +191,12 @@ def chosen(members: Members, options: Reduction, size_bytes: float) -> Reduction
 
 
 def reduce_scatter_cost(members: Members, sizes: Floats, reduce_per_byte_s: float) -> Cost:
-    """What a ring reduce-scatter of each of ``sizes`` bytes costs."""
+    """Cost of a ring reduce-scatter of each of ``sizes`` bytes."""
     return _half_ring_cost(members, sizes, "reduce_scatter", reduce_per_byte_s)
 
 
 def all_gather_cost(members: Members, sizes: Floats) -> Cost:
-    """What a ring all-gather costs whose results have ``sizes`` bytes, an n-th from each member."""
+    """Cost of a ring all-gather with results of ``sizes`` bytes, an n-th from each member."""
     return _half_ring_cost(members, sizes, "all_gather", 0.0)
 
 
@@ -212,17 +212,17 @@ def _half_ring_cost(
 
 
 class Rounds(msgspec.Struct, frozen=True, eq=False):
-    """The rounds of an all-reduce where all links of a kind are alike; equal ones together.
+    """The rounds of an all-reduce where all links of a kind are alike; equal rounds are grouped.
 
-    For each byte to be reduced; all of shape (rounds,) but ``totals``.
+    Per byte to be reduced; all of shape (rounds,) but ``totals``.
 
     Attributes
     ----------
-    times : how often each is made.
+    times : repetitions of each round.
     nic, core, inside : bytes over the busiest link of a node to the network; over the core, divided
         by the number of nodes; over the busiest link inside a node.
     away, within : 1 where something is sent between nodes, or inside one.
-    added : most that a member adds.
+    added : the most bytes that a member adds.
     totals : bytes over the busiest link of each of these kinds in all rounds together, (3,).
     """
 
@@ -253,7 +253,7 @@ def shape_of(cluster: Cluster) -> Cluster:
 
 @functools.lru_cache(maxsize=4096)
 def rounds_among(shape: Cluster, workers: int, options: Reduction) -> Rounds:
-    """The rounds of an all-reduce among workers on a cluster of that :func:`shape_of`."""
+    """The rounds of an all-reduce among workers on a cluster, given its :func:`shape_of`."""
     members = Members(Fabric.of(shape, workers))
     fabric = members.fabric
     nodes = len(fabric.latency_s)

@@ -20,7 +20,7 @@ PREFETCH = 2
 """Batches the data loader may be ahead of the worker (PyTorch's DataLoader default per process)."""
 
 CORES = "cores of"
-"""Label of the links that stand for the processors of nodes."""
+"""Label of the links that model the processors of nodes."""
 
 
 class Noise:
@@ -33,7 +33,7 @@ class Noise:
             self._shared = self._streams((workers,))
 
     def of(self, *shape: int) -> Ids:
-        """Streams for ops of shape (workers, *shape): one a worker, or one an op."""
+        """Streams for ops of shape (workers, *shape): one per worker, or one per op."""
         if self._jitter is not None and self._jitter.cv > 0.0 and self._jitter.scope == "op":
             return self._streams((self._workers, *shape))
         return self._shared.reshape(-1, *(1 for _ in shape))
@@ -48,8 +48,8 @@ class Noise:
 class Processors:
     """The cores of each node, where workers compute on them and servers update on them.
 
-    Work on shared cores is a flow over them, of at most as many cores as it has threads. Where
-    the workers compute on accelerators nobody contends for cores, and work just takes its time.
+    Work on shared cores is a flow over them, on at most as many cores as it has threads. Where
+    workers compute on accelerators there is no contention for cores, and work has a fixed time.
     """
 
     def __init__(self, b: GraphBuilder, cluster: Cluster, nodes: int) -> None:
@@ -64,7 +64,7 @@ class Processors:
         return self._cores is not None
 
     def work(self, seconds: ArrayLike, node: NDArray[Any], threads: int) -> dict[str, Any]:
-        """What an op takes for work that ``threads`` threads of ``node`` do in ``seconds``."""
+        """Arguments of an op for work that ``threads`` threads of ``node`` do in ``seconds``."""
         if self._cores is None:
             return {"seconds": seconds}
         return {
@@ -77,8 +77,8 @@ class Processors:
 class Workers(msgspec.Struct, frozen=True, eq=False):
     """The workers' ops. ``forward`` and ``backward`` have shape (workers, layers), layers in
     forward order; ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise`` the
-    random factors of their computation; ``slowdown`` (workers,) how many times longer than profiled
-    each computes."""
+    random factors of their computation; ``slowdown`` (workers,) the computation of each over the
+    profiled one."""
 
     node: Ids
     device: Ids
@@ -105,9 +105,9 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
         axis: str = "layer",
         priority: int = 0,
     ) -> Ids:
-        """Add work on every worker's device, of shape (workers, work): its share of jitter and
-        slowdown included. ``seconds`` broadcasts against (workers, work); a number adds one op a
-        worker, of shape (workers,)."""
+        """Add work on every worker's device, of shape (workers, work), with jitter and slowdown.
+        ``seconds`` broadcasts against (workers, work); a number adds one op per worker, of shape
+        (workers,)."""
         n = len(self.node)
         work = np.asarray(seconds, np.float64)
         width = () if work.ndim == 0 else (work.shape[-1],)
@@ -126,14 +126,13 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
 
 
 def alike(job: Job) -> bool:
-    """Whether all workers do the same at the same time, so that one may stand for all of them."""
+    """Whether all workers do the same at the same time, so that one may represent all of them."""
     own_cores = job.cluster.worker_threads is None
     return steady(job) and not job.unequal and own_cores and job.start == "together"
 
 
 def plain(job: Job) -> bool:
-    """Whether workers do the same at the same time, each on a node of its own, and wait for no
-    data."""
+    """Whether workers do the same at the same time, each on its own node, and wait for no data."""
     return equal(job) and job.cluster.fullest(job.workers) == 1
 
 
@@ -143,17 +142,17 @@ def equal(job: Job) -> bool:
 
 
 def steady(job: Job) -> bool:
-    """Whether every iteration computes equally long."""
+    """Whether the computation of an iteration is constant."""
     return job.jitter is None or job.jitter.cv == 0.0
 
 
 def left_out(
     job: Job, beyond: Mapping[str, bool] | None = None, *, core: bool = True
 ) -> str | None:
-    """What a job has that a coarse model does not; None if there is nothing.
+    """The first feature of a job that a coarse model leaves out; None if there is none.
 
-    That is cores that workers share, with ``core`` one that limits the network, and what is true of
-    ``beyond``, by what it is called.
+    These are shared processor cores, with ``core`` an oversubscribed network core, and the features
+    in ``beyond``, by name, that are true.
     """
     known = {
         "workers that share cores": job.cluster.worker_threads is not None,
@@ -168,7 +167,7 @@ def add_workers(
 ) -> Workers:
     """Add the data loading, forward and backward pass of every worker, or the ``first`` few.
 
-    ``nodes`` is how many nodes have cores that anybody works on; by default those of the workers.
+    ``nodes`` is the number of nodes with cores in use; by default those of the workers.
     """
     workload = expanded(job.device_work)
     n = job.workers if first is None else first
@@ -219,7 +218,7 @@ def add_optimizer(b: GraphBuilder, job: Job, workers: Workers) -> Ids:
 
 
 def stagger_s(job: Job) -> Floats:
-    """By worker: the time within which it starts, one iteration if it were alone (workers,).
+    """Time within which each worker starts: its iteration without contention, (workers,).
 
     That is its computation, and sending and receiving the model once over an idle link.
     """

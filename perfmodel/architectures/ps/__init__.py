@@ -23,10 +23,10 @@ def server_bytes(job: Job) -> float:
 
 
 def group(job: Job) -> str:
-    """How the servers synchronise: formulas are as far off for such jobs."""
+    """How the servers synchronise, by which the formulas' errors are grouped."""
     options = Options.of(job)
     sync: str = options.sync
-    if sync == "ssp":  # which is the same as one of the others at either end
+    if sync == "ssp":  # SSP at either end of its bound is one of the others
         sync = {0.0: "bsp", math.inf: "asp"}.get(options.staleness_bound, sync)
     return f"ps {sync}{' with backup workers' if options.backup_workers else ''}"
 

@@ -1,4 +1,4 @@
-"""What an iteration demands of links and servers."""
+"""Service demands of an iteration on links and servers."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from perfmodel.phases.layers import Whole
 from perfmodel.phases.quantities import Quantities
 
 CUT_FROM, CUT_TO = 0.7, 0.9
-"""Parts of the model that are cut evenly from which workers begin to bunch, and bunch wholly."""
+"""Fractions of the model cut evenly over the servers at which lockstep begins, and is complete."""
 
 MANY_SERVERS = 3
-"""Servers from which workers bunch wholly; two do so a quarter as much."""
+"""Servers from which lockstep is complete; with two it is a quarter."""
 
 
 class Demands(msgspec.Struct, frozen=True, eq=False):
-    """What one worker asks of the servers per iteration.
+    """Service demands of one worker per iteration.
 
     Attributes
     ----------
-    own_s, shared_s : for each byte, the time of the worker's own link if nobody shares it, and of
-        a server's.
-    beside : others on the worker's node, which send over the same link.
-    fullest : part of the model on the fullest server.
-    in_step : 1 where most of the model is cut evenly over all servers, 0 where nothing is.
-    update_s : time of the server that has most to update, with all its threads.
+    own_s, shared_s : transfer time of each byte on the worker's own link, without contention, and
+        on a server's.
+    beside : other workers of the node, which send over the same link.
+    fullest : fraction of the model on the fullest server.
+    lockstep : 1 where most of the model is cut evenly over all servers, so that asynchronous
+        workers tend towards lockstep; 0 where no tensor is cut.
+    update_s : update time of the server that has most to update, with all its threads.
     per_tensor_s, per_byte_s : the same for each tensor and each byte.
     threads : of a server; one update takes one of them.
-    longest_s : the longest that one update takes its thread.
+    longest_s : the longest update, on its thread.
     sent : bytes pushed for each byte of gradients.
     """
 
@@ -43,7 +44,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
     shared_s: Quantity
     beside: Quantity
     fullest: Quantity
-    in_step: float
+    lockstep: float
     update_s: Quantity
     per_tensor_s: Quantity
     per_byte_s: Quantity
@@ -53,11 +54,11 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, job: Job, q: Quantities) -> Demands:
-        """Of a worker like ``q``."""
+        """The demands of a worker with these quantities."""
         options = Options.of(job)
         tensor_s = q.update_per_tensor_s / q.update_threads
         byte_s = (q.update_per_byte_s + options.decode_per_byte_s) / q.update_threads
-        fullest, in_step = 1.0 / q.servers, 0.0
+        fullest, lockstep = 1.0 / q.servers, 0.0
         update_s = fullest * (q.tensors * tensor_s + q.gradient_bytes * byte_s)
         cut_up = options.servers > 1 or options.partition_bytes < math.inf
         if cut_up and not is_symbol(q.servers):
@@ -68,15 +69,15 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
             update_s = maximum(*(count * tensor_s + size * byte_s for count, size in loads))
             sizes = tensors_of(job.workload).bytes
             cut = sizes[sizes > options.split_above_bytes].sum() / sizes.sum()
-            in_step = float(np.clip((cut - CUT_FROM) / (CUT_TO - CUT_FROM), 0.0, 1.0))
-            in_step *= min((options.servers - 1) / (MANY_SERVERS - 1), 1.0) ** 2
+            lockstep = float(np.clip((cut - CUT_FROM) / (CUT_TO - CUT_FROM), 0.0, 1.0))
+            lockstep *= min((options.servers - 1) / (MANY_SERVERS - 1), 1.0) ** 2
             fullest = float(kept.max() / kept.sum())
         return cls(
             own_s=1.0 / q.bandwidth_bytes_per_s,
             shared_s=1.0 / q.server_bandwidth_bytes_per_s,
             beside=0.0 if options.local_aggregation else q.on_a_nic(q.fullest) - 1.0,
             fullest=fullest,
-            in_step=in_step,
+            lockstep=lockstep,
             update_s=update_s,
             per_tensor_s=tensor_s,
             per_byte_s=byte_s,
@@ -87,7 +88,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
 
 
 def _longest_s(q: Quantities, tensor_s: Quantity, byte_s: Quantity) -> Quantity:
-    """The longest update of a part of the model on one thread; 0 where it is one piece."""
+    """The longest update of a part of the model on one thread; 0 where nothing is cut."""
     if isinstance(q.layers, Whole):
         return 0.0
     parts = {part for parts in q.layers.parts for part in parts}
@@ -96,10 +97,10 @@ def _longest_s(q: Quantities, tensor_s: Quantity, byte_s: Quantity) -> Quantity:
 
 
 class Flows(msgspec.Struct, frozen=True, eq=False):
-    """How many workers pull, push and are updated at the same time, itself included.
+    """How many workers pull, push and update at the same time, including the one considered.
 
-    ``own_pulling`` and ``own_pushing`` are those that share the link of its node; ``in_step`` is
-    whether all wait for all.
+    ``own_pulling`` and ``own_pushing`` are those on the link of its node; ``in_step`` says that
+    workers are synchronous.
     """
 
     pulling: Quantity

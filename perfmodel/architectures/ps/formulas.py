@@ -19,7 +19,7 @@ from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, whe
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Part, Stage, Whole
-from perfmodel.phases.phases import Phase, Phases, held_up, mixed
+from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended, regularity
 
@@ -27,22 +27,22 @@ GROUPS = 16
 """Groups of workers that finish their computation at about the same time."""
 
 FEW_GROUPS = 5
-"""The same where layers overlap, which takes longer to work out."""
+"""The same with overlap by layer, which is slower to evaluate."""
 
-BUNCHED = 0.5
-"""How far asynchronous workers are from queueing at random towards lockstep, where servers hold
-unequal parts of tensors that are cut evenly: each lap waits for the fullest server, which gathers
-them. The mean over simulated jobs of AlexNet and VGG-16 with 8 to 24 workers on 4 and 6 servers,
-where it was 0.13 to 0.73."""
+LOCKSTEP_SHARE = 0.5
+"""Degree of lockstep of asynchronous workers, from 0 for random arrivals to 1, where tensors are
+cut evenly but servers hold unequal parts: each cycle waits for the fullest server. The mean over
+simulated jobs of AlexNet and VGG-16 with 8 to 24 workers on 4 and 6 servers, where it
+was 0.13 to 0.73."""
 
 TIED = 4
-"""Repetitions after which workers that are bound to the slowest hold it up as much as they do."""
+"""Iterations of the fixed point of SSP: the slowest worker and those that wait for it contend."""
 
 OVERSHOOT = 0.583
-"""Standard deviations that a random walk of normal steps is beyond a barrier once it passes it."""
+"""Mean overshoot of a random walk of normal steps over a barrier, in standard deviations."""
 
 NO_TIME = 1e-150
-"""Stands for no time where something is divided by it (s)."""
+"""Replaces zero in divisors (s)."""
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -64,7 +64,7 @@ def phases(job: Job, q: Quantities) -> Phases:
 
 
 def _placed(job: Job, layers: Layers) -> Layers:
-    """Layers with their slices on the servers."""
+    """The layers, with their slices on the servers."""
     slices = slices_of(job.workload, Options.of(job))
     parts: dict[int, list[Part]] = {}
     columns = (slices.layer, slices.server, slices.bytes, slices.tensors)
@@ -74,11 +74,11 @@ def _placed(job: Job, layers: Layers) -> Layers:
 
 
 def _together(job: Job, q: Quantities) -> Phases:
-    """BSP: all workers do the same at once, at the pace of the slowest."""
+    """BSP: all workers in step, at the pace of the slowest."""
     options = Options.of(job)
     pushers = q.nodes if options.local_aggregation else q.workers
     demands = Demands.of(job, q)
-    # where links differ, the slowest of what workers have of them
+    # where links differ, the worker with the smallest share of a link
     own_s = 1.0 / (q.bandwidth_bytes_per_s if options.local_aggregation else q.at_once_bytes_per_s)
     demands = msgspec.structs.replace(demands, own_s=own_s)
     found = q.at_paces(
@@ -92,18 +92,18 @@ def _together(job: Job, q: Quantities) -> Phases:
 
 
 def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quantity) -> Phases:
-    """An iteration in which all wait for all, and the slowest computes for so long.
+    """An iteration with a barrier, in which the slowest worker computes ``late`` times the mean.
 
-    All pull at the same time. Whoever computes for less time pushes before the slowest, so that an
-    iteration is over when the last of the pushes is that follow: those of the slowest alone, or of
-    all who were not faster than a group of them. A line that is always busy with what there is has
-    no other end (Pinedo, "Scheduling", 5th ed., section 4.1).
+    All pull at the same time. Faster workers push earlier, so that the iteration ends with the last
+    busy period of the link: the pushes of the slowest worker alone, or of all workers from some
+    quantile group on. The maximum over the groups is the makespan of a work-conserving link
+    (Pinedo, "Scheduling", 5th ed., section 4.1).
     """
     options = Options.of(job)
     all_at_once = Flows(pushers, pushers, pushers, 1.0, 1.0, in_step=True)
     alone = is_symbol(q.workers) or q.alike or not (options.overlap or options.duplex)
     if alone or options.local_aggregation or options.backup_workers:
-        return _lap(job, q, d, late, all_at_once)
+        return _iteration(job, q, d, late, all_at_once)
     own = 1.0 / q.on_a_nic(q.fullest)
     fastest = [q.on_a_nic(kind.devices) / kind.bandwidth_bytes_per_s for kind in q.classes]
     others = msgspec.structs.replace(d, own_s=minimum(d.own_s, d.own_s, *fastest))
@@ -112,7 +112,7 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
         rest = maximum(pushers * (FEW_GROUPS - group) / FEW_GROUPS, 1.0)
         flows = Flows(pushers, rest, rest, 1.0, maximum(rest / pushers, own), in_step=True)
         last = group == FEW_GROUPS
-        found.append(_lap(job, q, d if last else others, minimum(factor, late), flows))
+        found.append(_iteration(job, q, d if last else others, minimum(factor, late), flows))
     slowest = found[-1]
     longer = maximum(*(each.iteration_s for each in found)) - slowest.iteration_s
     push = Phase(slowest.parts["push"].seconds + longer, "network")
@@ -120,7 +120,7 @@ def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quant
 
 
 def _each_step(job: Job, q: Quantities) -> Phases:
-    """SSP with a bound of 0: all wait for all, as with BSP, but each gradient is an update."""
+    """SSP with a bound of 0: a barrier as with BSP, but each gradient is an update."""
     found = _together(job, q)
     parts = {name: part for name, part in found.parts.items() if part.cause != "straggler"}
     waiting = sum(part.seconds for part in found.parts.values() if part.cause == "straggler")
@@ -128,13 +128,13 @@ def _each_step(job: Job, q: Quantities) -> Phases:
         found,
         parts={**parts, "staleness bound": Phase(waiting, "staleness_bound")},
         updates=1.0,
-        # all read the same version, and are applied one after the other
+        # all workers read the same version; their gradients are applied one after the other
         staleness=(q.workers - 1.0) / 2.0,
     )
 
 
-def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> Phases:
-    """An iteration of a worker that computes ``late`` times as long as usual."""
+def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> Phases:
+    """An iteration of a worker that computes ``late`` times as long as the mean."""
     options = Options.of(job)
     m = q.gradient_bytes
     pulling_s, pushing_s = flows.pulling * d.shared_s, flows.pushing * d.shared_s
@@ -143,12 +143,12 @@ def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> P
     compute, latency = q.forward_s + q.backward_s, 2.0 * q.latency_s
     encode_per_byte_s = options.encode_per_byte_s * q.slowdown
     work = compute + encode_per_byte_s * m
-    # of workers that differ, those that are late give up
+    # where workers differ, the late ones are the slow ones, and are not waited for
     least = minimum(late, 1.0) if options.backup_workers and q.classes else 1.0
     if options.overlap or options.duplex:
-        # what a worker gets from all servers together comes at the rate of its own link at most
+        # the rate from all servers together is at most that of the worker's own link
         pull_s = maximum(own_pulling_s / d.fullest, pulling_s)
-        # of several threads an update takes one
+        # an update uses one of several threads
         longer = maximum(d.threads / updating, 1.0)
         stages = [
             Stage(0.0, d.sent * maximum(own_pushing_s / d.fullest, pushing_s)),
@@ -162,7 +162,7 @@ def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> P
             encode_per_byte_s=encode_per_byte_s * late,
             latency_s=latency,
             overlap=options.overlap,
-            ahead=options.duplex and options.overlap,
+            next_forward=options.duplex and options.overlap,
         )
         if options.duplex:
             latency = last - ends[-1]
@@ -199,11 +199,12 @@ def _lap(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows) -> P
 def _one_by_one(
     q: Quantities, late: Quantity, push_s: Quantity, update_s: Quantity
 ) -> tuple[Quantity, Quantity]:
-    """What is left of pushes and updates when the slowest worker has computed.
+    """The remaining time of pushes and updates when the slowest worker has computed.
 
     Without overlap the others have pushed before. All pushes take ``push_s`` together, all updates
-    ``update_s``. Workers that come at about the same time share the link until the end, and are
-    updated only then; those that come further apart than pushes take, one after the other.
+    ``update_s``. Workers that arrive at the same time share the link, and all their pushes end
+    together; workers further apart than the pushes are served one after the other. In between the
+    result is interpolated linearly.
     """
     compute = q.forward_s + q.backward_s
     sent: Quantity = 0.0
@@ -221,10 +222,10 @@ def _one_by_one(
 
 
 def _apart(job: Job, q: Quantities) -> Phases:
-    """ASP: workers go round on their own, and slow each other down where they meet.
+    """ASP: workers iterate independently, and contend for links and servers.
 
-    SSP: nobody is more than ``staleness_bound`` iterations ahead of the slowest, so that all go as
-    fast as it does in the long run.
+    SSP: no worker is more than ``staleness_bound`` iterations ahead of the slowest, so that in the
+    long run all have its rate.
     """
     options = Options.of(job)
     kinds = q.by_class()
@@ -234,36 +235,36 @@ def _apart(job: Job, q: Quantities) -> Phases:
     beside = job.cluster.devices_per_node > job.cluster.nics_per_node
     even = regularity(each[0].update_s, link_s) if q.corrected else 0.0
     regular = [even, even, 1.0 if q.corrected else 0.0]
-    if beside:  # workers of a node meet on its link as well
+    if beside:  # workers of a node contend for its link as well
         demands, regular = [*demands, 0.0, 0.0], [*regular, 0.0, 0.0]
 
     def slowed(
         kind: Quantities, own: Demands, others: Sequence[Quantity], late: Quantity
     ) -> Phases:
-        return _lap(job, kind, own, late, _flows(q, own, others))
+        return _iteration(job, kind, own, late, _flows(q, own, others))
 
-    def lap_of(kind: Quantities, own: Demands, least_s: Quantity) -> Any:
-        def lap(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
+    def cycle_of(kind: Quantities, own: Demands, least_s: Quantity) -> Any:
+        def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
             held = [(1.0 + found) * demand for found, demand in zip(others, demands, strict=True)]
             if beside:
                 flows, own_s = _flows(q, own, others), own.own_s * q.gradient_bytes
                 held[3:] = [flows.own_pulling * own_s, flows.own_pushing * own.sent * own_s]
             return maximum(slowed(kind, own, others, 1.0).iteration_s, least_s), held
 
-        return lap
+        return cycle
 
     def settled(least_s: Quantity) -> list[list[Quantity]]:
         found = contended(
             q.counts,
             demands,
-            [lap_of(kind, own, least_s) for kind, own in zip(kinds, each, strict=True)],
+            [cycle_of(kind, own, least_s) for kind, own in zip(kinds, each, strict=True)],
             even=regular,
             stations=("pull", "push", "update", "own pull", "own push")[: len(demands)],
         )
         if options.servers > 1 and q.corrected:
-            laps = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
-            use = link_s / maximum(mixed(q.counts, laps).iteration_s, least_s)
-            found = [_bunched(q, each[0], use, others) for others in found]
+            iterations = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
+            use = link_s / maximum(mixed(q.counts, iterations).iteration_s, least_s)
+            found = [_in_lockstep(q, each[0], use, others) for others in found]
         return found
 
     found = settled(0.0)
@@ -276,13 +277,13 @@ def _apart(job: Job, q: Quantities) -> Phases:
             slowest_s = maximum(0.0, *(slowed(*row).iteration_s for row in rows))
             slowest_s = slowest_s + tied * maximum(step_s - slowest_s, 0.0)
             found = settled(slowest_s)
-    laps = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
+    classes = [slowed(*row, 1.0) for row in zip(kinds, each, found, strict=True)]
     if options.sync == "ssp":
-        laps = [_bounded(lap, slowest_s) for lap in laps]
+        classes = [_bounded(found, slowest_s) for found in classes]
     both = list(zip(kinds, each, strict=True))
-    result = held_up(
+    result = resource_limited(
         q.counts,
-        laps,
+        classes,
         links_s=maximum(
             q.workers * maximum(*demands[:2]),
             _least_s(q, [kind.on_a_nic(kind.fullest) * d.own_s for kind, d in both])
@@ -295,21 +296,21 @@ def _apart(job: Job, q: Quantities) -> Phases:
         result,
         busy_s={name: q.workers * seconds for name, seconds in result.busy_s.items()},
         updates=1.0 / together,
-        # of the N gradients from one read of a worker to the next all but its own age the copy
+        # between a worker's read and its update, each of the others updates once on average
         staleness=(q.workers - 1.0) / together,
         spread=q.cv * result.compute_s / maximum(result.iteration_s, NO_TIME),
     )
 
 
 def _least_s(q: Quantities, own_s: Sequence[Quantity]) -> Quantity:
-    """For how long an iteration keeps every worker's own link busy at least: where links differ,
-    each goes at the rate of its own."""
+    """Least busy time of a worker's own link per iteration. Where links differ, it is that of the
+    fastest: asynchronous workers are each limited by their own link."""
     return q.gradient_bytes * functools.reduce(minimum, own_s)
 
 
 def _late(q: Quantities, bound: int) -> list[Quantity]:
-    """For each class, how much longer than its mean it computes where others wait for it: the
-    slowest, as far as others catch up with the bound."""
+    """For each class, the factor on its mean computation while others wait for it at the bound:
+    more than 1 for the slowest class only."""
     longer = q.slowest_followed(bound) / q.unequal
     most = max((kind.scale for kind in q.classes), default=0.0)
     return [longer if kind.scale == most else 1.0 for kind in q.classes] or [longer]
@@ -322,31 +323,31 @@ def _burst(
     each: Sequence[Demands],
     late: Sequence[Quantity],
 ) -> tuple[Quantity, Quantity]:
-    """An iteration of SSP (s) if everybody is as far ahead of the slowest as may be, and the part
-    of the workers for whom that is so.
+    """An iteration of SSP if all workers wait at the staleness bound (s), and the fraction of the
+    workers that do.
 
-    All are then let go at the same time, when the slowest is done, as with BSP.
+    Those are released at the same time, when the slowest is done, as with BSP.
     """
     bound, n = Options.of(job).staleness_bound, q.workers
     d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
     step = _in_step(job, q, d, q.slowest_followed(int(bound)), n)
-    laps_s = []
+    iterations_s = []
     for kind, own, longer in zip(kinds, each, late, strict=True):
         beside = kind.on_a_nic(kind.fullest)
-        laps_s.append(_lap(job, kind, own, longer, Flows(n, n, n, beside, beside)).iteration_s)
-    most_s = maximum(0.0, *laps_s)
-    return step.iteration_s, _tied(q, bound, [most_s / seconds for seconds in laps_s])
+        flows = Flows(n, n, n, beside, beside)
+        iterations_s.append(_iteration(job, kind, own, longer, flows).iteration_s)
+    most_s = maximum(0.0, *iterations_s)
+    return step.iteration_s, _tied(q, bound, [most_s / seconds for seconds in iterations_s])
 
 
 def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
-    """The part of all others that is held up at the bound in an iteration, on average.
+    """Mean fraction of the other workers that wait at the staleness bound in an iteration.
 
-    Of each class it is given how many times ``faster`` than the slowest it is. The lead of a worker
-    over the slowest is a random walk with drift between reflecting barriers: but for
-    exp(-2 drift bound / variance) of the time it is near the far one (Harrison, "Brownian Motion
-    and Stochastic Flow Systems", 1985, section 5.6). What it gains there is waited for in steps as
-    long as the walk overshoots a barrier, 0.583 standard deviations and the drift (Siegmund,
-    "Sequential Analysis", 1985, section 10.4).
+    ``faster`` is the speed of each class over that of the slowest. The lead of a worker over the
+    slowest is a random walk with drift between reflecting barriers: it is near the upper one except
+    for exp(-2 drift bound / variance) of the time (Harrison, "Brownian Motion and Stochastic Flow
+    Systems", 1985, section 5.6). There it waits in steps of the walk's overshoot over a barrier:
+    the drift and 0.583 standard deviations (Siegmund, "Sequential Analysis", 1985, section 10.4).
     """
     if not q.classes:
         return 0.0
@@ -360,8 +361,8 @@ def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
 
 
 def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
-    """With so many others at each station. Of those on all nodes, the ones on its own meet a worker
-    on the link of its node."""
+    """The flows with ``others`` at each station. Of these, the fraction on the worker's own node
+    shares the link of that node."""
     pulling, pushing, updating = (1.0 + found for found in others[:3])
     if len(others) == 3:
         return Flows(pulling, pushing, updating, 1.0, 1.0)
@@ -369,43 +370,43 @@ def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
     return Flows(pulling, pushing, updating, *(1.0 + part * found for found in others[3:]))
 
 
-def _bunched(
+def _in_lockstep(
     q: Quantities, d: Demands, use: Quantity, others: Sequence[Quantity]
 ) -> list[Quantity]:
-    """The others that one finds where several servers hold unequal parts.
+    """The others present, corrected for lockstep where several servers hold unequal parts.
 
-    ``use`` is how much of its time one worker alone keeps the fullest server's link busy.
+    ``use`` is the utilisation of the fullest server's link by one worker.
     """
     busy = minimum(q.workers * use, 1.0)
-    share = where(d.fullest * q.servers > 1.0 + 1e-9, BUNCHED * d.in_step * busy**2, 0.0)
+    share = where(d.fullest * q.servers > 1.0 + 1e-9, LOCKSTEP_SHARE * d.lockstep * busy**2, 0.0)
     pulling, pushing, *rest = others
-    everybody = q.workers - 1.0
+    all_others = q.workers - 1.0
     return [
-        pulling + share * (everybody - pulling),
-        pushing + share * (everybody - pushing),
+        pulling + share * (all_others - pulling),
+        pushing + share * (all_others - pushing),
         *rest,
     ]
 
 
-def _bounded(lap: Phases, slowest_s: Quantity) -> Phases:
-    """A lap that takes as long as that of the slowest at least."""
-    late = maximum(slowest_s - lap.iteration_s, 0.0)
+def _bounded(found: Phases, slowest_s: Quantity) -> Phases:
+    """An iteration at the staleness bound: at least as long as that of the slowest worker."""
+    late = maximum(slowest_s - found.iteration_s, 0.0)
     return msgspec.structs.replace(
-        lap, parts={**lap.parts, "staleness bound": Phase(late, "staleness_bound")}
+        found, parts={**found.parts, "staleness bound": Phase(late, "staleness_bound")}
     )
 
 
-# -- how far it is right -----------------------------------------------------------------------
+# -- range of validity -------------------------------------------------------------------------
 
 
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation."""
     options = Options.of(job)
-    # layers before the first with parameters begin while others are still being updated
+    # layers before the first one with parameters begin while updates are still going on
     first = options.duplex or not options.overlap or expanded(job.workload).layers[0].tensor_bytes
     one_by_one = options.servers == 1 and job.cluster.update_threads == 1
     simple = bool(first) and one_by_one and leaves_out(job) is None
-    if options.sync == "ssp" and options.staleness_bound == 0.0:  # wherever workers start
+    if options.sync == "ssp" and options.staleness_bound == 0.0:  # whenever workers start
         return simple and plain(msgspec.structs.replace(job, start="together"))
     if options.sync == "bsp":
         return simple and plain(job) and options.backup_workers == 0
@@ -414,7 +415,7 @@ def exact(job: Job) -> bool:
 
 
 def leaves_out(job: Job) -> str | None:
-    """What a job has that the coarse model does not."""
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
     options = Options.of(job)
     return left_out(
         job,

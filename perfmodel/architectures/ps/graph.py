@@ -21,7 +21,7 @@ from perfmodel.theory import incast
 
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):
-    """Who talks to the servers: every worker, or the first of each node for all of that node.
+    """The workers that talk to the servers: all of them, or the first of each node for its node.
 
     ``worker`` (pushers,) are worker numbers; ``of`` (workers,) is the pusher of each worker.
     """
@@ -31,7 +31,7 @@ class Pushers(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def others(self) -> Ids:
-        """Workers that talk to the servers through another."""
+        """Workers that talk to the servers through another worker."""
         return np.setdiff1d(np.arange(len(self.of)), self.worker)
 
 
@@ -86,7 +86,7 @@ class _Builder:
     # -- messages ------------------------------------------------------------------------------
 
     def _gradients(self) -> Ids:
-        """Ops that end each slice's gradient, summed over a node's workers where that is asked."""
+        """Ops that end each slice's gradient, with local aggregation that of the whole node."""
         b, workers, slices = self.b, self.workers, self.slices
         dense = np.zeros(len(workers.layer_names))
         np.add.at(dense, slices.layer, slices.bytes)
@@ -153,7 +153,7 @@ class _Builder:
         receivers = len(np.unique(self.home))
         for server, home in enumerate(self.home):
             away = node != home
-            if len(np.unique(node[away])) > receivers:  # else queues stay short
+            if len(np.unique(node[away])) > receivers:  # else queues are too short for losses
                 sent_bytes = float(self.sent[server_of == server].sum())
                 found[away, server] = incast.parts(
                     int(away.sum()), sent_bytes, queue_bytes, seed=self.job.seed, link=server
@@ -223,7 +223,7 @@ class _Builder:
     def _applies(self, push: Ids, update: Ids) -> None:
         if self.options.overlap or self.options.duplex:
             self.b.edge(push, update)
-        else:  # phases: nothing is applied before the whole gradient is in
+        else:  # without overlap nothing is applied before the whole gradient has arrived
             pushed = self.b.ops(
                 "pushed", self.shape[:1], group=self.pushers.worker, axes=(("worker", None),)
             )
@@ -233,8 +233,8 @@ class _Builder:
     def _replies(self, update: Ids, pull: Ids) -> Ids:
         """Edges from updates to pulls; returns the ops that end an update of each slice.
 
-        Shape (1, slices) where one update is for all, else (pushers, slices). With ``softsync``
-        those are ends of a part of an update, and no pull waits for the rest.
+        Shape (1, slices) where all gradients make one update, else (pushers, slices). With
+        ``softsync`` they end a part of an update, and no pull waits for the rest.
         """
         b, options = self.b, self.options
         fresh = update
@@ -248,7 +248,7 @@ class _Builder:
             self._bound(update, answer, lag=0)
         elif options.backup_workers:
             self._quorum(update, fresh, pull)
-        else:  # one reply phase: a worker pulls once all that it waits for has been applied
+        else:  # one reply phase: a worker pulls once all updates it waits for are applied
             whole = b.ops("model applied", (len(fresh),), cause="server")
             b.edge(fresh, whole[:, None])
             b.edge(np.broadcast_to(whole[:, None], (len(pull), 1)), pull, lag=1)
@@ -256,10 +256,10 @@ class _Builder:
         return fresh
 
     def _requests(self, pull: Ids) -> Ids:
-        """Pulls that are asked for: an acknowledgement to the worker, and its request back.
+        """Pulls on request: an acknowledgement to the worker, and its request to the server.
 
-        Both are small, yet wait in line on their connections: the first behind pulls, the second
-        behind pushes. Returns the acknowledgements, (pushers, slices).
+        Both are small, yet queue on their connections: the first behind pulls, the second behind
+        pushes. Returns the acknowledgements, (pushers, slices).
         """
         server = self.job.workers + self.slices.server
         small: dict[str, Any] = {
@@ -314,7 +314,7 @@ class _Builder:
         lag = int(options.duplex)  # duplex: the reply to iteration i's push serves iteration i+1
         b.edge(workers.backward[:, 0], workers.forward[:, 0], lag=1)
         if not options.duplex and 0 not in slices.layer:
-            # a first layer without parameters waits for no pull, yet a step begins with all sent
+            # a first layer without parameters waits for no pull, but for the end of all pushes
             b.edge(push[self.pushers.of], workers.forward[:, :1], lag=1)
         waiting = workers.forward[:, slices.layer] if options.overlap else workers.forward[:, :1]
         b.edge(arrived, waiting, lag=lag)
@@ -322,7 +322,7 @@ class _Builder:
     def _probes(self, push: Ids, update: Ids, pull: Ids, fresh: Ids) -> None:
         b, options = self.b, self.options
         counter = b.counters(fresh, every=options.softsync)
-        if options.sync == "ssp":  # the version that is read is the one at the reply
+        if options.sync == "ssp":  # the version read is the one at the reply
             lag = int(options.duplex)
             opened, closed, at_ready = pull, update, True
         else:
@@ -336,7 +336,7 @@ class _Builder:
             group=self.group,
             at_ready=at_ready,
         )
-        alone = options.backup_workers > 0  # updates are not one for one
+        alone = options.backup_workers > 0  # a gradient is not always an update
         applied = update if alone else np.broadcast_to(fresh, push.shape)
         b.probe("push", push, applied, at_ready=True, group=self.group)
         b.probe("update", update, update, at_ready=True, group=self.group)

@@ -10,7 +10,7 @@ from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs.options import Option
 
 MOST_SERVERS = 10_000
-"""Servers of one job; more is taken for a slip of the keyboard."""
+"""Servers of one job; a limit that catches typing errors."""
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -109,7 +109,7 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether workers drift apart."""
+        """Whether workers iterate without a barrier."""
         return self.sync != "bsp"
 
     @property

@@ -1,4 +1,4 @@
-"""Where a parameter server's tensors live: whole or cut, by size or by hash."""
+"""Placement of tensors on parameter servers: whole or cut, by size or by hash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HASH = 9973
 
 
 class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """What each layer keeps on each server, in the order in which backward makes the gradients.
+    """The part of each layer on each server, in the order in which backward computes gradients.
 
     All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, and how many tensors
     (or parts of tensors) they are.
@@ -29,7 +29,7 @@ class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 
 def slices_of(workload: Workload, options: Options) -> Slices:
-    """Place a workload's tensors; what one layer has on one server travels together.
+    """Place a workload's tensors; the part of a layer on a server is one message, a slice.
 
     Tensors of more than ``split_above_bytes`` are cut evenly over all servers. The others go whole:
     by *hash* of their number, or, the largest first, to the server with the fewest *bytes* so far.

@@ -152,7 +152,7 @@ def training(
 
 
 def _plan(given: dict[str, Any]) -> Plan:
-    """What to run, from the flags; those that do not go together are refused."""
+    """The plan of a run, from the flags; contradictory ones are refused."""
     from perfmodel.inputs.job import Jitter
     from perfmodel.measuring.training.measure import ARCHITECTURES, Plan
 

@@ -1,4 +1,4 @@
-"""``perfmodel predict``, ``sweep``, ``compare`` and ``explain``: jobs, and what becomes of them."""
+"""``perfmodel predict``, ``sweep``, ``compare`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def explain(flags: JobFlags, against: str | None, as_json: bool) -> None:
 
 
 def _say(notes: Iterable[str], skipped: Iterable[Skipped]) -> None:
-    """Say on standard error what of a sweep is missing, and why."""
+    """Print on standard error the skipped jobs of a sweep, and the reasons."""
     from perfmodel.studies.grids import reasons
 
     for note in notes:

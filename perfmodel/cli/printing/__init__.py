@@ -1,1 +1,1 @@
-"""What commands print: tables and lines, no arithmetic."""
+"""Output of commands: tables and lines, no arithmetic."""

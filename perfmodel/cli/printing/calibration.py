@@ -1,4 +1,4 @@
-"""What the command line prints of a calibration: tables for people."""
+"""Tables of calibrations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORDS = {
     "compute_factor": "compute factor",
     "jitter": "jitter",
 }
-"""What parameters are called in a table."""
+"""Names of parameters in a table."""
 
 
 def runs(fit: RunsFit) -> None:
@@ -50,7 +50,7 @@ def server(costs: ServerCosts) -> None:
 
 
 def _console() -> Console:
-    # a file or a pipe has no width: leave lines whole there
+    # a file or a pipe has no width: do not wrap lines there
     return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
@@ -62,7 +62,7 @@ def _table(*columns: str) -> Table:
 
 
 def _estimates(estimates: Sequence[Fitted]) -> Table:
-    """A line for each parameter; an interval where it is known."""
+    """A line for each parameter; with an interval where the runs identify it."""
     table = _table("", "value", "90 % interval", "was", "")
     for e in estimates:
         value, was, low, high = (show(v, e.unit) for v in (e.value, e.was, e.low, e.high))

@@ -1,4 +1,4 @@
-"""The catalogue: lists, and what is known of one entry."""
+"""The catalogue: lists, and details of an entry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfmodel.inputs.profile import Profile
 
 
 def listing(kinds: Sequence[str]) -> None:
-    """Print what there is of each kind."""
+    """Print the entries of each kind."""
     out = new_console()
     rows: dict[str, Callable[[], list[tuple[str, str]]]] = {
         "architectures": lambda: [
@@ -44,7 +44,7 @@ def _model_line(profile: Profile) -> str:
 
 
 def show(name: str) -> None:
-    """Print all there is to know of an architecture, model, device or cluster.
+    """Print the details of an architecture, model, device or cluster.
 
     Raises
     ------

@@ -18,7 +18,7 @@ from perfmodel.studies.comparison import WORDS
 
 def new_console() -> Console:
     """Standard output."""
-    # a file or a pipe has no width: leave lines whole there
+    # a file or a pipe has no width: do not wrap lines there
     return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
@@ -36,7 +36,7 @@ HEADS = {
     "staleness_mean": "staleness",
     "scaling_efficiency": "scaling",
 }
-"""What figures are called in a table."""
+"""Names of figures in a table."""
 
 ASIDE = (
     *("throughput_ci_fraction", "of_best_fraction", "busiest_link_fraction"),
@@ -84,7 +84,7 @@ def cell_text(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _error(p90: float | None) -> str:
-    """What follows the word coarse."""
+    """The error of a coarse prediction, behind the word coarse."""
     if p90 is None:
         return ", error unknown"
     return f" ± {p90:.1%}" if p90 else ", exact"

@@ -1,4 +1,4 @@
-"""What the command line prints: tables for people."""
+"""Tables of predictions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from perfmodel.studies.comparison import differences
 from perfmodel.studies.sweeps import figures
 
 SHORT_TRANSIENT = 20
-"""Iterations of a transient that goes unmentioned."""
+"""Longest transient that is not mentioned (iterations)."""
 
 
 def prediction(p: Prediction) -> None:
-    """Print a prediction: the answer, why, and what was assumed."""
+    """Print a prediction: figures, bottleneck and assumptions."""
     out = new_console()
     out.print(_title(p))
     table = new_table("", "", "")
@@ -134,7 +134,7 @@ def _title(p: Prediction) -> str:
 
 
 def _certainty(p: Prediction) -> str:
-    """How sure the throughput of a job is, its model being right."""
+    """Uncertainty of a throughput, apart from errors of the model."""
     if p.error_band is not None:
         return p.error_band.text
     ci = p.throughput_ci_fraction

@@ -1,4 +1,4 @@
-"""What was measured, as tables for people and as JSON-like values."""
+"""Recorded profiles, as tables and as JSON-like values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from perfmodel.base.units import show
 from perfmodel.profiler.record import MeasuredBatch, Recorded
 
 TOP = 8
-"""How many layers the table shows."""
+"""Number of layers in the table."""
 
 
 def show_recorded(recorded: Recorded) -> None:
     """Print a line for each batch size, and the layers that took longest at the last one."""
     profile = recorded.profile
-    # a file or a pipe has no width: leave lines whole there
+    # a file or a pipe has no width: do not wrap lines there
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     timing = recorded.measured[0].timing
     gradients = show(profile.parameter_bytes, "bytes")
@@ -59,7 +59,7 @@ def show_recorded(recorded: Recorded) -> None:
 
 
 def as_values(recorded: Recorded) -> dict[str, Any]:
-    """The same, whole, as JSON-like values."""
+    """The complete record, as JSON-like values."""
     profile = recorded.profile
     return {
         "name": profile.name,

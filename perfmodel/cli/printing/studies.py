@@ -16,7 +16,7 @@ from perfmodel.studies.sweeps import Sweep
 
 
 def sweep(s: Sweep) -> None:
-    """Print a sweep: what its jobs have in common, and a line for each."""
+    """Print a sweep: common inputs, and a line for each job."""
     out = new_console()
     if s.title:
         out.print(f"[bold]{escape(s.title)}[/]")
@@ -44,7 +44,7 @@ def comparison(c: Comparison) -> None:
 
 
 def explanation(found: Explanation, job: Job, others: Sequence[Crossover]) -> None:
-    """Print what rules, and where it stops."""
+    """Print the longest phases, and the crossovers."""
     out = new_console()
     out.print(
         f"[bold]{escape(job.workload.name)}[/] on {job.workers} x {escape(job.workload.device)}, "

@@ -1,4 +1,4 @@
-"""A validation as tables for people."""
+"""Tables of a validation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HEADS = {
     "idle_fraction": "idle",
     "staleness_mean": "staleness",
 }
-"""What measures are called in a table."""
+"""Names of measures in a table."""
 
 
 def validation(found: Validation, *, cases: bool = True) -> None:
-    """Print a table of cases, unless there are too many to want it, and one of their groups."""
-    # a file or a pipe has no width: leave lines whole there
+    """Print a table of cases, if asked for, and one of their groups."""
+    # a file or a pipe has no width: do not wrap lines there
     out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if cases:
         out.print(_cases(found))
@@ -34,7 +34,7 @@ def validation(found: Validation, *, cases: bool = True) -> None:
 
 def _cases(found: Validation) -> Table:
     measures = [name for name in MEASURES if any(name in o.scores for o in found.outcomes)]
-    # throughput says what step time says
+    # throughput is redundant with step time
     measures = [name for name in measures if name != "samples_per_s" or "step_s" not in measures]
     table = _table("group", "case", *(h for m in measures for h in (HEADS[m], "measured", "error")))
     for outcome in found.outcomes:
