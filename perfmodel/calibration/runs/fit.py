@@ -102,8 +102,8 @@ class Overlap(msgspec.Struct, frozen=True):
     status: Status
 
 
-class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Parameters fitted to past runs (schema ``perfmodel.calibration/1``).
+class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters fitted to past runs (schema ``perfmodel.calibration/1``), and ``draws`` of them.
 
     Attributes
     ----------
@@ -114,6 +114,8 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ranges : least and greatest value among the runs, by name; beyond them a prediction
     extrapolates.
     architectures : of the runs.
+    draws : (KEPT,) likely values of each parameter, for the intervals of predictions; not in the
+        JSON.
     """
 
     schema: Literal["perfmodel.calibration/1"] = "perfmodel.calibration/1"
@@ -127,6 +129,7 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ranges: dict[str, tuple[float, float]]
     architectures: tuple[str, ...]
     notes: tuple[str, ...]
+    draws: dict[str, Floats]
 
     @property
     def values(self) -> dict[str, float]:
@@ -159,9 +162,8 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         jobs = groups_of([with_overlap(job, self._overlap)])
         at = {name: np.array([value]) for name, value in self.values.items()}
         value = float(step_s(jobs, at, 1)[0, 0])
-        draws: dict[str, Floats] = self.__dict__["draws"]
         normal = np.random.Generator(np.random.Philox(1)).standard_normal(KEPT)
-        drawn = step_s(jobs, draws, KEPT)[:, 0] * np.exp(self.run_spread * normal)
+        drawn = step_s(jobs, self.draws, KEPT)[:, 0] * np.exp(self.run_spread * normal)
         low, high = map(float, np.quantile(drawn, QUANTILES))
         samples = job.workers * job.workload.batch_size
         return StepTime(value, min(low, value), max(high, value), samples / value, note)
@@ -195,8 +197,8 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The fit as JSON-like values."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        names = [name for name in self.__struct_fields__ if name != "draws"]
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in names}
 
     def to_json(self) -> str:
         """The fit as JSON text."""
@@ -269,7 +271,7 @@ def fit_runs(
     estimates = [_estimate(n, runs[0].job, found, known) for n in names]
     errors = np.exp(problem.misses(kept[None])[0]) - 1.0
     spread = problem.run_spread * scale
-    answer = RunsFit(
+    return RunsFit(
         estimates=tuple(estimates),
         overlap=overlap,
         run_spread=spread,
@@ -288,9 +290,8 @@ def fit_runs(
         ranges=_ranges(runs),
         architectures=tuple(dict.fromkeys(r.job.architecture.name for r in runs)),
         notes=(*_flags(found, overlap), *_notes(runs, errors, spread)),
+        draws={name: draws[name] for name in problem.names},
     )
-    answer.__dict__["draws"] = {name: draws[name] for name in problem.names}
-    return answer
 
 
 class _Steps:
