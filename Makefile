@@ -14,7 +14,7 @@ test:
 	$(BIN)/pytest -n auto
 
 docs:
-	PERFMODEL_UPDATE_OUTPUTS=1 $(BIN)/pytest tests/project/test_docs.py tests/project/test_examples.py
+	PERFMODEL_UPDATE_OUTPUTS=1 $(BIN)/pytest -m "slow or not slow" tests/project/test_docs.py tests/project/test_examples.py
 
 bench:
 	$(BIN)/python -m benchmarks.startup

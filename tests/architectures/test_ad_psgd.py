@@ -173,7 +173,7 @@ def test_workers_start_at_random_times() -> None:
     staggered = job(WORK, cluster(), 4, "ad_psgd", start="staggered")
     begins = {begin for begin, _ in runs(build_graph(staggered), "request").values()}
     assert len(begins) == 2
-    result = predict(staggered)
+    result = predict(staggered, rel_ci=0.1)
     assert result.throughput_ci_fraction > 0.0
     active_s = 2 * MODEL_BYTES
     best, worst = (4 / (2 / t + 2 / STEP_S) for t in (active_s, 2 * active_s))

@@ -299,6 +299,7 @@ def missed(seeds: range, *, wrong_by: float = 0.0) -> tuple[list[int], int]:
     return misses, tried
 
 
+@pytest.mark.slow
 def test_intervals_hold_a_run_twenty_times_as_long() -> None:
     """Few of the slow test's jobs."""
     misses, tried = missed(range(14))
@@ -306,6 +307,7 @@ def test_intervals_hold_a_run_twenty_times_as_long() -> None:
     assert len(misses) <= 2, misses
 
 
+@pytest.mark.slow
 def test_canary_answers_that_are_off_by_a_few_percent_miss_it() -> None:
     misses, tried = missed(range(7), wrong_by=0.04)
     assert len(misses) > tried // 2

@@ -128,7 +128,11 @@ def _tidy(text: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
-@by_page
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=[pytest.mark.slow] if p.stem == "calibrate" else []) for p in PAGES],
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
 def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     real = rendered(text, tmp_path)

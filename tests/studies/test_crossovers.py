@@ -38,7 +38,14 @@ changes numbers only."""
 
 CHOSEN = [(arch, options) for arch, options in ALL if not LEFT_OUT & set(options)]
 IDS = ["-".join([arch, *(f"{k}={v}" for k, v in o.items())]) for arch, o in CHOSEN]
-each = pytest.mark.parametrize(("arch", "options"), CHOSEN, ids=IDS)
+each = pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        # with a bound on staleness, which is no BSP, it takes a hundred times as long
+        pytest.param(a, o, id=name, marks=[pytest.mark.slow] if o.get("staleness_bound") else [])
+        for (a, o), name in zip(CHOSEN, IDS, strict=True)
+    ],
+)
 
 
 @st.composite

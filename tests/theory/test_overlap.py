@@ -240,7 +240,8 @@ def test_latency_hides_behind_the_last_backward_and_the_first_forward() -> None:
     layers = Layers.of(workload([1.0, 0.0, 0.0], [4.0, 1.0, 1.0], [0.0, 10.0, 0.0]))
     stages = [Stage(0.0, 0.1)]
     assert layers.backward_and_send_s(1.0, stages, latency_s=5.0) == [6.0, 6.0, 8.0]
-    assert layers.backward_and_send_s(1.0, stages, latency_s=5.0, ahead=True) == [7.0, 7.0, 8.0]
+    following = layers.backward_and_send_s(1.0, stages, latency_s=5.0, next_forward=True)
+    assert following == [7.0, 7.0, 8.0]
     assert layers.backward_and_send_s(1.0, stages, latency_s=5.0, overlap=False) == [6.0, 7.0, 12.0]
 
 
