@@ -57,6 +57,10 @@ class TooLargeError(InputError):
     """A job exceeds a limit of simulation; the text says which, and what to do."""
 
 
+class PerfmodelWarning(UserWarning):
+    """Something that the user should know, although there is an answer."""
+
+
 class DeadlockError(PerfmodelError, RuntimeError):
     """The op graph stopped although work is left; the text names ops that wait for each other."""
 

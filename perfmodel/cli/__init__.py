@@ -9,13 +9,15 @@ import gc
 import io
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from perfmodel import __version__
-from perfmodel.base.errors import PerfmodelError, message
+from perfmodel.base.errors import PerfmodelError, PerfmodelWarning
+from perfmodel.base.errors import message as one_line
 from perfmodel.cli.commands.calibrate import calibrate
 from perfmodel.cli.commands.catalogue import list_, show
 from perfmodel.cli.commands.measure import measure
@@ -25,11 +27,26 @@ from perfmodel.cli.commands.traces import import_
 from perfmodel.cli.commands.validate import validate
 
 
+def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from perfmodel.predicting.installation import how_it_simulates
+
+        click.echo(f"perfmodel, version {__version__}\n{how_it_simulates()}")
+        context.exit()
+
+
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(__version__, prog_name="perfmodel")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Show the version and how it simulates, and exit.",
+)
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Predict throughput, idleness and staleness of distributed deep-learning training."""
@@ -56,6 +73,7 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without "±" still gets its answer
+    warnings.showwarning = _show_warning
     try:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -77,6 +95,16 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **to: Any) -> None:
+    if issubclass(category, PerfmodelWarning):
+        click.echo(f"perfmodel: warning: {one_line(str(message))}", err=True)
+    else:
+        _show_any_warning(message, category, *where, **to)
+
+
+_show_any_warning = warnings.showwarning
+
+
 def _fail(text: str) -> NoReturn:
-    click.echo(f"perfmodel: error: {message(text)}", err=True)
+    click.echo(f"perfmodel: error: {one_line(text)}", err=True)
     sys.exit(2)

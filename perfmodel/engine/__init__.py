@@ -1,6 +1,20 @@
 """Simulates any op graph until its rates are known, and measures what happens."""
 
-from perfmodel.engine.measures import Measures, Span
-from perfmodel.engine.simulation import first_iterations, makespan, simulate, timeline
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfmodel.engine.measures import Measures, Span
+    from perfmodel.engine.simulation import first_iterations, makespan, simulate, timeline
 
 __all__ = ["Measures", "Span", "first_iterations", "makespan", "simulate", "timeline"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that what is known about the compiled code is known at once."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "measures" if name in ("Measures", "Span") else "simulation"
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

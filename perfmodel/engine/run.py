@@ -11,7 +11,6 @@ import numpy as np
 from perfmodel.base.arrays import NONE
 from perfmodel.base.errors import DeadlockError, InputError, PerfmodelError
 from perfmodel.engine import codes
-from perfmodel.engine.compiled import PLAIN, choose, spent
 from perfmodel.engine.layout import give_back, make_world
 from perfmodel.engine.measures import Span, Totals
 from perfmodel.engine.state import totals
@@ -22,6 +21,7 @@ from perfmodel.engine.stuck import (
     describe_starvation,
     finished,
 )
+from perfmodel.engine.twins import PLAIN, Loop, arrived, choose, warn_if_long, wished
 from perfmodel.engine.world import as_arrays, column, grown
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Every
@@ -59,8 +59,7 @@ class Simulation:
         self,
         graph: OpGraph,
         seed: int,
-        rounds: int,
-        wish: bool | None,
+        compiled: bool | None = None,
         *,
         depth: int = 0,
         limit: int = NONE,
@@ -70,9 +69,9 @@ class Simulation:
         self.span = span_of(graph)
         self.limit = limit
         self.record = record
-        self._wish = wish
-        self._expected = rounds
-        self._loop = choose(graph.n_ops * rounds, wish)
+        compiled = wished(compiled)
+        self._loop = choose(compiled)
+        self._may_change = compiled is None and self._loop is PLAIN
         world, self._kept = make_world(graph, seed, depth=depth, limit=limit, record=record)
         self.world = self._loop.convert(world)
         self._handle = self._loop.handle(self.world)
@@ -94,8 +93,6 @@ class Simulation:
         trace: TracebackType | None,
     ) -> None:
         give_back(self.graph, self._kept)
-        if self._loop is PLAIN:
-            spent(self.graph.n_ops * self.rounds)
 
     @property
     def now(self) -> float:
@@ -118,19 +115,16 @@ class Simulation:
 
     def advance(self, rounds: int) -> None:
         """Run until every group has ended ``rounds`` iterations."""
-        if rounds > self._expected:
-            self._go_on_compiled(2 * rounds)
+        if self._may_change:
+            warn_if_long(self.graph.n_ops * rounds)
         if self._go(rounds) == codes.STUCK:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
 
-    def _go_on_compiled(self, rounds: int) -> None:
-        """Switch to the compiled loop if :func:`choose` selects it for ``rounds`` in total."""
-        self._expected = rounds
-        if self._loop is PLAIN:
-            self._loop = choose(self.graph.n_ops * rounds, self._wish)
-            if self._loop is not PLAIN:
-                self.world = self._loop.convert(as_arrays(self.world))
-                self._handle = self._loop.handle(self.world)
+    def change_over(self, loop: Loop) -> None:
+        """Go on with the compiled loop: records become arrays."""
+        self._loop, self._may_change = loop, False
+        self.world = loop.convert(as_arrays(self.world))
+        self._handle = loop.handle(self.world)
 
     def drain(self, *, until_recorded: bool = False) -> None:
         """Run on until nothing moves, or the recorded iterations of every op have ended."""
@@ -163,6 +157,8 @@ class Simulation:
     def _go(self, rounds: int) -> int:
         """Run the event loop, with regular breaks so that it can be interrupted."""
         while True:
+            if self._may_change and (loop := arrived()) is not None:
+                self.change_over(loop)
             status = self._loop.advance(self._handle, rounds, _INSTANTS)
             if status == codes.FULL:
                 self.world = grown(self.world)

@@ -14,7 +14,7 @@ from perfmodel.engine.measures import Measures, Span, Totals, measures
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, Recurrence, ci_fraction
-from perfmodel.engine.warmup import MOST_TRANSIENT_ROUNDS, PILOT_ROUNDS, Pilot, Progress, warm_up
+from perfmodel.engine.warmup import MOST_TRANSIENT_ROUNDS, Pilot, Progress, warm_up
 from perfmodel.graph.op_graph import OpGraph
 
 MOST_PERIODIC_ROUNDS = 255
@@ -100,7 +100,7 @@ def first_iterations(
     ci = inf if graph.random else 0.0
     runs = MOST_RUNS if graph.random else 1
     for run_seed in _seeds(seed, runs):
-        with Simulation(graph, run_seed, runs * iterations, compiled, depth=_FEW) as run:
+        with Simulation(graph, run_seed, compiled, depth=_FEW) as run:
             run.advance(iterations)
             found.append(run.totals())
         if progress is not None:
@@ -127,7 +127,7 @@ def timeline(
     InputError, DeadlockError : see :func:`simulate`.
     """
     record = range(first, first + iterations)
-    with Simulation(graph, seed, record.stop, compiled, record=record) as run:
+    with Simulation(graph, seed, compiled, record=record) as run:
         run.advance(record.stop)
         run.drain(until_recorded=True)
         return run.spans()
@@ -142,7 +142,7 @@ def makespan(
     ------
     InputError, DeadlockError : see :func:`simulate`.
     """
-    with Simulation(graph, seed, iterations, compiled, limit=iterations) as run:
+    with Simulation(graph, seed, compiled, limit=iterations) as run:
         run.drain()
         return run.now
 
@@ -154,13 +154,13 @@ def prepare(graph: OpGraph, *, compiled: bool | None = None) -> None:
     ------
     InputError : the edges without lag have a cycle.
     """
-    with Simulation(graph, 0, 1, compiled):
+    with Simulation(graph, 0, compiled):
         pass
 
 
 def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) -> Measures | None:
     """Measures of one period, None if none was found."""
-    with Simulation(graph, 0, 6, compiled, depth=_DEPTH) as run:
+    with Simulation(graph, 0, compiled, depth=_DEPTH) as run:
         recurrence = Recurrence()
         most = max(MOST_PERIODIC_ROUNDS, 4 * run.span)
         done, lead = 0, 0.0
@@ -193,7 +193,7 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
                 break
     if not cycle and (depth := _power_of_two(4 * period.rounds)) > _DEPTH:
         # as far back as the cycle may lead
-        with Simulation(graph, 0, 6, compiled, depth=depth) as run:
+        with Simulation(graph, 0, compiled, depth=depth) as run:
             run.advance(done + depth)
             cycle = critical_cycle(graph, run.world, period.time)
     return measures(graph, period, periodic=True, cycle=cycle)
@@ -206,7 +206,7 @@ def _power_of_two(at_least: int) -> int:
 def _from_one_start(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
 ) -> Measures:
-    with Simulation(graph, seed, 4 * PILOT_ROUNDS, compiled, depth=_FEW) as run:
+    with Simulation(graph, seed, compiled, depth=_FEW) as run:
         pilot = warm_up(run, rel_ci, 0, progress)
         series = BatchMeans()
         for before, after in pairwise(pilot.clocks):
@@ -296,8 +296,7 @@ def _runs(
     ci = inf
     while len(found) < MOST_RUNS and ci > rel_ci:
         run_seed = _seeds(seed, MOST_RUNS)[len(found)]
-        expected = FEWEST_RUNS * (PILOT_ROUNDS + rounds)
-        with Simulation(graph, run_seed, expected, compiled, depth=_FEW) as run:
+        with Simulation(graph, run_seed, compiled, depth=_FEW) as run:
             pilot = warm_up(run, rel_ci, found[0][1].spans if found else 0, None)
             begin = pilot.begin
             if rounds > 0:  # with little jitter, the order of workers changes slowly

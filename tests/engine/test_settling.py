@@ -40,7 +40,7 @@ def bounded(**more: Any) -> Job:
 
 def pace(graph: OpGraph, seed: int, skipped: int, rounds: int) -> float:
     """Iterations of all workers per second in ``rounds`` rounds after ``skipped`` ones."""
-    with Simulation(graph, seed, skipped + rounds, None) as run:
+    with Simulation(graph, seed) as run:
         run.advance(skipped)
         before = run.clock()
         run.advance(skipped + rounds)
@@ -194,7 +194,7 @@ def test_sends_that_fall_behind_are_a_lead_of_their_worker() -> None:
     b.edge(send, compute, lag=40)
     graph = b.build(device=device, mark=compute)
     ties = ties_of(graph)
-    with Simulation(graph, 0, 400, False) as run:
+    with Simulation(graph, 0, False) as run:
         run.advance(30)
         assert ties.lead(run.world) == pytest.approx(10.0, abs=1.5)
         run.advance(300)
@@ -274,7 +274,7 @@ def long_run(graph: OpGraph, rounds: int, runs: int, seed: int) -> float:
     each = max(rounds, 1) * times
     work = time = 0.0
     for k in range(runs):
-        with Simulation(graph, 1000 * seed + k + 1, 200 + each, True) as run:
+        with Simulation(graph, 1000 * seed + k + 1, True) as run:
             run.advance(200 + each // 4)
             before = run.clock()
             run.advance(run.rounds + each)

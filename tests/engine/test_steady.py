@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tracemalloc
 from collections.abc import Callable
 
@@ -11,13 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from perfmodel.engine import simulation as engine
+from perfmodel.engine import warmup
+from perfmodel.engine.library import find
 from perfmodel.engine.simulation import makespan, simulate
 from perfmodel.engine.steady import BatchMeans, ci_fraction, warmup_rounds
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 
-needs_numba = pytest.mark.skipif(
-    importlib.util.find_spec("numba") is None, reason="Numba is not installed"
+needs_library = pytest.mark.skipif(
+    bool(find().reason), reason=f"there is no compiled code: {find().reason}"
 )
 
 # -- periods -----------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ def test_all_batches_are_of_the_same_length(
             made.append(self)
 
     monkeypatch.setattr(engine, "BatchMeans", Watched)
-    monkeypatch.setattr(engine, "PILOT_ROUNDS", pilot_rounds)
+    monkeypatch.setattr(warmup, "PILOT_ROUNDS", pilot_rounds)
     found = simulate(noisy(), rel_ci=0.03, compiled=False)
     (series,) = made
     assert series.batch_rounds >= 8
@@ -298,7 +299,7 @@ def test_a_long_run_reports_progress() -> None:
     assert calls[-1][1] == pytest.approx(found.rounds, rel=0.3)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_numba)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_library)])
 @pytest.mark.parametrize("graph", [noisy(), now_and_then(4, 5)], ids=["random", "periodic"])
 def test_an_interrupted_graph_can_be_simulated_again(graph: OpGraph, compiled: bool) -> None:
     def interrupt(done: int, expected: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import msgspec
@@ -13,13 +12,14 @@ from hypothesis import strategies as st
 
 from perfmodel.engine import noise
 from perfmodel.engine.draws import philox
+from perfmodel.engine.library import find
 from perfmodel.engine.simulation import makespan, simulate, timeline
 from perfmodel.graph.builder import KINDS, GraphBuilder
 from perfmodel.graph.op_graph import Distribution, OpGraph
 from tests.settings import examples
 
-needs_numba = pytest.mark.skipif(
-    importlib.util.find_spec("numba") is None, reason="Numba is not installed: nothing to compare"
+needs_library = pytest.mark.skipif(
+    bool(find().reason), reason=f"there is no compiled code: {find().reason}"
 )
 
 few = examples(15)
@@ -170,7 +170,7 @@ def test_the_comparison_sees_one_bit() -> None:
     assert "busy_fraction" in differences(found[0], found[2])
 
 
-@needs_numba
+@needs_library
 @given(shape=shapes, seed=st.integers(0, 1 << 32))
 @few
 def test_timelines_are_the_same_to_the_last_bit(shape: Shape, seed: int) -> None:
@@ -181,7 +181,7 @@ def test_timelines_are_the_same_to_the_last_bit(shape: Shape, seed: int) -> None
     assert plain == compiled
 
 
-@needs_numba
+@needs_library
 @given(shape=shapes, seed=st.integers(0, 1 << 32))
 @few
 def test_measures_are_the_same_to_the_last_bit(shape: Shape, seed: int) -> None:
@@ -192,7 +192,7 @@ def test_measures_are_the_same_to_the_last_bit(shape: Shape, seed: int) -> None:
     assert differences(plain, compiled) == []
 
 
-@needs_numba
+@needs_library
 @given(shape=shapes)
 @few
 def test_a_graph_remembers_nothing_of_an_earlier_run(shape: Shape) -> None:
@@ -203,7 +203,7 @@ def test_a_graph_remembers_nothing_of_an_earlier_run(shape: Shape) -> None:
         assert timeline(graph, seed=1, compiled=which) == timeline(fresh, seed=1, compiled=which)
 
 
-@needs_numba
+@needs_library
 @pytest.mark.parametrize("word", ["noise", "chance", "choice", "stagger"])
 def test_another_seed_gives_another_result(word: str) -> None:
     kind = "gamma" if word == "noise" else "none"
@@ -218,14 +218,14 @@ def test_another_seed_gives_another_result(word: str) -> None:
     assert found[0] != found[2]
 
 
-@needs_numba
+@needs_library
 def test_without_chance_the_seed_does_not_matter() -> None:
     graph = random_graph(Shape(7, 3, 2, 1, 1, "none", frozenset({"every", "quantum"}), ""))
     assert not graph.random
     assert timeline(graph, seed=0, compiled=False) == timeline(graph, seed=1, compiled=True)
 
 
-@needs_numba
+@needs_library
 def test_the_room_for_timers_grows() -> None:
     """Instances of one op on their way, by latency, outnumber the ops by far."""
     b = GraphBuilder()

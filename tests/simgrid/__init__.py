@@ -156,7 +156,7 @@ def graph(dag: Dag) -> OpGraph:
 def by_engine(dag: Dag, compiled: bool | None = None) -> Times:
     """When every op ends according to the engine; each runs once."""
     ends = np.full(len(dag.ops), np.nan)
-    with Simulation(graph(dag), 0, 1, compiled, limit=1, record=range(1)) as run:
+    with Simulation(graph(dag), 0, compiled, limit=1, record=range(1)) as run:
         run.drain()
         for span in run.spans():
             ends[span.op] = span.end_s

@@ -1,0 +1,94 @@
+"""The event loop as machine code: a shared library beside this file, compiled from the same source.
+
+It is built with the package (:mod:`perfmodel.engine.building`). A note beside it says from which
+source, for which platform and with which checksum, so that a library that does not belong to this
+source, or is damaged, is never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent
+LIBRARY, NOTE = "event_loop.so", "event_loop.json"
+"""File names of the library and of the note about it."""
+
+COMPILED = (
+    *("prefetch", "pools", "filling", "sharing"),
+    *("timers", "draws", "waits", "starting", "ending", "loop"),
+)
+"""The modules that are compiled, in the order of their imports."""
+
+_SOURCES = (*COMPILED, "world", "numba_world", "building")
+
+PLATFORM = getattr(sys.implementation, "_multiarch", "") or f"{sys.platform}, {sys.maxsize:x}"
+"""What the machine code depends on: processor, operating system and C library."""
+
+
+class Note(NamedTuple):
+    """What is known about a library: the digest of its source, its platform, its SHA-256, and why
+    there is none if it could not be built."""
+
+    source: str
+    platform: str
+    sha256: str
+    failure: str = ""
+
+
+def source_digest() -> str:
+    """SHA-256 of the source that is compiled and of how it is compiled."""
+    found = hashlib.sha256()
+    for name in _SOURCES:
+        found.update((FOLDER / f"{name}.py").read_bytes())
+    return found.hexdigest()
+
+
+class Library(NamedTuple):
+    """The library in a folder: its ``path``, and why it cannot be used, "" if it can.
+
+    ``refused`` says that there is one, but a wrong one; ``lasting`` that building it again would
+    fail in the same way.
+    """
+
+    path: Path
+    reason: str = ""
+    refused: bool = False
+    lasting: bool = False
+
+
+def find(folder: Path = FOLDER) -> Library:
+    """Look for the library in a folder, and check it."""
+    path = folder / LIBRARY
+    note = _read(folder / NOTE)
+    if note is None:
+        missing = not path.exists()
+        reason = "it has not been built" if missing else f"nothing is known about {path}"
+        return Library(path, reason, refused=not missing)
+    if note.source != source_digest():
+        return Library(path, f"{path} was built from another version of the source", refused=True)
+    if note.platform != PLATFORM:
+        where = f"{path} was built for {note.platform}, and this is {PLATFORM}"
+        return Library(path, where, refused=True)
+    if note.failure:
+        return Library(path, f"it could not be built: {note.failure}", lasting=True)
+    try:
+        code = path.read_bytes()
+    except OSError as error:
+        return Library(path, f"cannot read {path}: {error.strerror}", refused=True)
+    if hashlib.sha256(code).hexdigest() != note.sha256:
+        return Library(path, f"{path} is damaged", refused=True)
+    return Library(path)
+
+
+def _read(path: Path) -> Note | None:
+    """The note, None if there is none or it is no note."""
+    try:
+        found = json.loads(path.read_bytes())
+        note = Note(**found)
+    except (OSError, ValueError, TypeError):
+        return None
+    return note if all(isinstance(value, str) for value in note) else None
