@@ -52,7 +52,7 @@ def main(runs: int) -> None:
         "perfmodel --help": (*tool, "--help"),
         " ".join(("perfmodel", *JOB)): (*tool, *JOB),
     }
-    targets = (None, 1.5, 2.5)
+    targets = (None, 0.6, 1.7)
     medians = measure(commands, runs)
     base, *_ = medians.values()
     width = max(map(len, commands))

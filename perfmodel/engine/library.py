@@ -7,9 +7,9 @@ source, or is damaged, is never loaded.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,21 +30,24 @@ PLATFORM = getattr(sys.implementation, "_multiarch", "") or f"{sys.platform}, {s
 
 
 class Note(NamedTuple):
-    """What is known about a library: the digest of its source, its platform, its SHA-256, and why
-    there is none if it could not be built."""
+    """What is known about a library: the digest of its source, its platform, its own digest, and
+    why there is none if it could not be built."""
 
     source: str
     platform: str
-    sha256: str
+    library: str
     failure: str = ""
 
 
+def digest(data: bytes) -> str:
+    """Length and CRC-32. They tell versions and accidents apart; a cryptographic hash would take
+    longer to import than the library to load."""
+    return f"{len(data)}-{zlib.crc32(data):08x}"
+
+
 def source_digest() -> str:
-    """SHA-256 of the source that is compiled and of how it is compiled."""
-    found = hashlib.sha256()
-    for name in _SOURCES:
-        found.update((FOLDER / f"{name}.py").read_bytes())
-    return found.hexdigest()
+    """Digest of the source that is compiled and of how it is compiled."""
+    return digest(b"".join((FOLDER / f"{name}.py").read_bytes() for name in _SOURCES))
 
 
 class Library(NamedTuple):
@@ -79,7 +82,7 @@ def find(folder: Path = FOLDER) -> Library:
         code = path.read_bytes()
     except OSError as error:
         return Library(path, f"cannot read {path}: {error.strerror}", refused=True)
-    if hashlib.sha256(code).hexdigest() != note.sha256:
+    if digest(code) != note.library:
         return Library(path, f"{path} is damaged", refused=True)
     return Library(path)
 

@@ -11,17 +11,19 @@ import ctypes
 import functools
 import importlib.util
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from perfmodel.base.errors import InputError, PerfmodelWarning
 from perfmodel.engine import library, loop
 from perfmodel.engine.world import DTYPES, World, as_objects
+
+if TYPE_CHECKING:
+    import subprocess
 
 VARIABLE = "PERFMODEL_COMPILED"
 """Environment variable: 1 asks for the compiled loop, and waits until it is built; 0 for the plain
@@ -137,6 +139,8 @@ def _build() -> subprocess.Popen[bytes] | None:
         return None
     if importlib.util.find_spec("numba") is None:
         return None
+    import subprocess
+
     return subprocess.Popen(
         [sys.executable, "-m", "perfmodel.engine.building", str(folder)],
         stdin=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.base.arrays import Ids, Refs
+from perfmodel.base.arrays import Ids, Refs, ranked
 
 
 def offsets(counts: NDArray[Any]) -> Refs:
@@ -26,17 +26,3 @@ def distinct_rows(columns: Sequence[NDArray[Any]]) -> tuple[Ids, Ids]:
             codes, _ = ranked(values)
             kind, _ = ranked(kind * (codes.max() + 1) + codes)
     return ranked(kind)
-
-
-def ranked(values: NDArray[Any]) -> tuple[Ids, Ids]:
-    """Rank of each value among the distinct ones, and the first index of each of those.
-
-    The same as np.unique, whose import is slow.
-    """
-    order = np.argsort(values, kind="stable")
-    ranked = values[order]
-    new = np.ones(len(values), np.bool_)
-    new[1:] = ranked[1:] != ranked[:-1]
-    rank = np.empty(len(values), np.int64)
-    rank[order] = np.cumsum(new) - 1
-    return rank, order[new]

@@ -78,15 +78,14 @@ def block_of(blocks: Sequence[Block], identity: int) -> Block:
 
 
 class Use(NamedTuple):
-    """What an op is called, and the resource that it takes time on.
+    """The resource that an op takes time on.
 
-    ``operation`` is the label of its block, ``op`` its own name; ``family`` the label of the
-    resource's block and ``resource`` its name, both "" where it waits for its latency alone;
+    ``operation`` is the label of the op's block; ``family`` the label of the resource's block and
+    ``resource`` its name, both "" where the op waits for its latency alone;
     ``fixed_s`` the part of its time that its resource has no influence on.
     """
 
     operation: str
-    op: str
     family: str
     resource: str
     fixed_s: float
@@ -230,21 +229,25 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
 
     def uses(self, ops: Iterable[int], link_utilisation: Floats) -> dict[int, Use]:
         """The use of each op: of the busiest link of its path, or else of its first slot."""
-        return {op: self._use(op, link_utilisation) for op in ops}
-
-    def _use(self, op: int, link_utilisation: Floats) -> Use:
-        block, fixed_s = block_of(self.ops, op), float(self.op_latency_s[op])
-        slots, path = self.held(op), self.path(op)
-        if self.op_bytes[op] > 0.0 and len(path):
-            identity = int(path[np.argmax(link_utilisation[path])])
-            family = block_of(self.links, identity)
-            fixed_s = float(self.op_seconds[op] + self.op_latency_s[op])
-        elif len(slots):
-            identity = int(slots[0])
-            family = block_of(self.slots, identity)
-        else:
-            return Use(block.label, block.name(op), "", "", fixed_s)
-        return Use(block.label, block.name(op), family.label, family.name(identity), fixed_s)
+        named: dict[tuple[bool, int], tuple[str, str]] = {}
+        found = {}
+        for op in ops:
+            operation, fixed_s = block_of(self.ops, op).label, float(self.op_latency_s[op])
+            slots, path = self.held(op), self.path(op)
+            over_link = self.op_bytes[op] > 0.0 and len(path) > 0
+            if over_link:
+                identity = int(path[np.argmax(link_utilisation[path])])
+                fixed_s = float(self.op_seconds[op] + self.op_latency_s[op])
+            elif len(slots):
+                identity = int(slots[0])
+            else:
+                found[op] = Use(operation, "", "", fixed_s)
+                continue
+            if (over_link, identity) not in named:
+                block = block_of(self.links if over_link else self.slots, identity)
+                named[over_link, identity] = block.label, block.name(identity)
+            found[op] = Use(operation, *named[over_link, identity], fixed_s)
+        return found
 
     def rate_cap_bytes_per_s(self, op: int) -> float:
         """Upper limit of the rate of an op's transfer."""

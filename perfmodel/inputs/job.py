@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -256,3 +257,26 @@ def read_job(path: str | Path) -> dict[str, Any]:
         if name in values and files.looks_like_path(values[name]):
             values[name] = path.parent / values[name]
     return values
+
+
+def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") -> dict[str, Any]:
+    """Arguments with the batch size per worker instead of the global one (called ``name``).
+
+    >>> per_worker({"global_batch_size": 256, "workers": 8})
+    {'workers': 8, 'batch_size': 32}
+
+    Raises
+    ------
+    InputError : the workers cannot share it evenly.
+    """
+    rest = dict(arguments)
+    whole = rest.pop("global_batch_size", None)
+    if whole is None:
+        return rest
+    if rest.get("batch_size") is not None:
+        raise InputError(f"batch_size and {name}: give one of them")
+    workers = whole_number("workers", rest.get("workers", 1))
+    whole_number(name, whole)
+    if whole % workers:
+        raise InputError(f"{name}: {whole} samples cannot be shared evenly by {workers} workers")
+    return rest | {"batch_size": whole // workers}

@@ -52,7 +52,7 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     single = most > 0.5 * totals[family]
     resource = member if single else f"{family}{_of_all(family)}"
     text = _words(family, resource, shares)
-    return Bottleneck(resource, shares[family], text, shares, _steps(known, measures))
+    return Bottleneck(resource, shares[family], text, shares, _steps(graph, known, measures))
 
 
 def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
@@ -65,12 +65,14 @@ def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
             yield op, float(measures.critical_s[op]), float(measures.critical_count[op])
 
 
-def _steps(known: Mapping[int, Use], measures: Measures) -> tuple[CriticalStep, ...]:
+def _steps(
+    graph: OpGraph, known: Mapping[int, Use], measures: Measures
+) -> tuple[CriticalStep, ...]:
     """The critical cycle, with consecutive ops on one resource merged."""
     steps: list[CriticalStep] = []
     for part in measures.critical_cycle:
         use = known[part.op]
-        operation, name, resource = use.operation, use.op, use.resource or LATENCY
+        operation, name, resource = use.operation, graph.op_name(part.op), use.resource or LATENCY
         last = steps[-1] if steps else None
         if last is not None and (last.operation, last.resource) == (operation, resource):
             steps[-1] = msgspec.structs.replace(

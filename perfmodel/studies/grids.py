@@ -15,10 +15,10 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.architectures import registry
-from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.errors import InputError
 from perfmodel.base.units import dimension_of, show
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.job import Jitter, Job, Straggler
+from perfmodel.inputs.job import Jitter, Job, Straggler, per_worker
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 
@@ -149,29 +149,6 @@ def grid(arguments: Mapping[str, Any]) -> Grid:
         skipped=tuple(skipped),
         notes=tuple(notes),
     )
-
-
-def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") -> dict[str, Any]:
-    """Arguments with the batch size per worker instead of the global one (called ``name``).
-
-    >>> per_worker({"global_batch_size": 256, "workers": 8})
-    {'workers': 8, 'batch_size': 32}
-
-    Raises
-    ------
-    InputError : the workers cannot share it evenly.
-    """
-    rest = dict(arguments)
-    whole = rest.pop("global_batch_size", None)
-    if whole is None:
-        return rest
-    if rest.get("batch_size") is not None:
-        raise InputError(f"batch_size and {name}: give one of them")
-    workers = whole_number("workers", rest.get("workers", 1))
-    whole_number(name, whole)
-    if whole % workers:
-        raise InputError(f"{name}: {whole} samples cannot be shared evenly by {workers} workers")
-    return rest | {"batch_size": whole // workers}
 
 
 def values(text: str, name: str, *, ranges: bool = True) -> list[str]:

@@ -29,7 +29,6 @@ trip without them. Losses that lead to a timeout are left out.
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +85,8 @@ def parts(
     >>> parts(3, 2.65e6, 2**19, seed=0, link=0).round(2).tolist()
     [0.93, 1.08, 1.0]
     """
+    from statistics import NormalDist  # slow to import, and rarely needed
+
     sigma = math.sqrt(math.log1p(spread(senders, sent_bytes, queue_bytes) ** 2))
     normal = NormalDist()
     values = [math.exp(sigma * normal.inv_cdf((i + 0.5) / senders)) for i in range(senders)]

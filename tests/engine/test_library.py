@@ -115,10 +115,8 @@ def test_a_library_that_does_not_fit_is_refused_in_one_line(folder: Path, kind: 
 
 @needs_library
 def test_what_passes_the_check_but_is_no_library_is_refused(folder: Path) -> None:
-    import hashlib
-
     (folder / LIBRARY).write_bytes(b"text")
-    noted(folder, sha256=hashlib.sha256(b"text").hexdigest())
+    noted(folder, library=library.digest(b"text"))
     with pytest.warns(PerfmodelWarning, match="cannot load"):
         assert twins.choose() is twins.PLAIN
 

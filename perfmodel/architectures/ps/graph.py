@@ -13,7 +13,7 @@ from perfmodel.architectures.parts.network import Network, homes_of, node_names
 from perfmodel.architectures.parts.workers import Workers, add_workers, stagger_s
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
-from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.arrays import Floats, Ids, ranked
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -32,13 +32,13 @@ class Pushers(msgspec.Struct, frozen=True, eq=False):
     @property
     def others(self) -> Ids:
         """Workers that talk to the servers through another worker."""
-        return np.setdiff1d(np.arange(len(self.of)), self.worker)
+        return np.flatnonzero(self.worker[self.of] != np.arange(len(self.of)))
 
 
 def _pushers(workers: Workers, options: Options) -> Pushers:
     if not options.local_aggregation:
         return Pushers(workers.index, workers.index)
-    _, first, of = np.unique(workers.node, return_index=True, return_inverse=True)
+    of, first = ranked(workers.node)
     return Pushers(first, of)
 
 
@@ -150,10 +150,10 @@ class _Builder:
         if queue_bytes is None:
             return found[:, server_of]
         node = self.workers.node[self.pushers.worker]
-        receivers = len(np.unique(self.home))
+        receivers = len(ranked(self.home)[1])
         for server, home in enumerate(self.home):
             away = node != home
-            if len(np.unique(node[away])) > receivers:  # else queues are too short for losses
+            if len(ranked(node[away])[1]) > receivers:  # else queues are too short for losses
                 sent_bytes = float(self.sent[server_of == server].sum())
                 found[away, server] = incast.parts(
                     int(away.sum()), sent_bytes, queue_bytes, seed=self.job.seed, link=server

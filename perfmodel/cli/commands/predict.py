@@ -41,7 +41,7 @@ def predict(
     perfmodel predict --model vgg16 --device v100 --arch ring --workers 16 --bandwidth 25Gbps
     """
     from perfmodel import api
-    from perfmodel.studies.grids import per_worker
+    from perfmodel.inputs.job import per_worker
 
     fidelity = how.fidelity
     asked: dict[str, Any] = {**totals, **how.arguments()}
@@ -72,13 +72,14 @@ def predict(
         click.echo(both_as_json(prediction, other))
     elif as_json:
         click.echo(prediction.to_json())
+    elif other is not None:
+        from perfmodel.cli.printing.side_by_side import both
+
+        both(prediction, other)
     else:
         from perfmodel.cli.printing import prediction as report
 
-        if other is not None:
-            report.both(prediction, other)
-        else:
-            report.prediction(prediction)
+        report.prediction(prediction)
 
 
 @click.command()
@@ -173,8 +174,8 @@ def explain(flags: JobFlags, against: str | None, as_json: bool) -> None:
     """
     from perfmodel import api
     from perfmodel.cli.printing import studies
+    from perfmodel.inputs.job import per_worker
     from perfmodel.studies import crossovers
-    from perfmodel.studies.grids import per_worker
 
     arguments = per_worker(flags.arguments(flags.job), "--global-batch-size")
     job = api.make_job(**arguments)

@@ -29,6 +29,7 @@ def new_table(*columns: str) -> Table:
         table.add_column(column, style="bold" if i == 0 else "", overflow="fold")
     return table
 
+
 HEADS = {
     "throughput_samples_per_s": "samples/s",
     "iteration_s": "iteration",
@@ -95,8 +96,6 @@ def progress() -> Iterator[Callable[[int, int], None]]:
     """A progress bar on standard error, shown once the work has taken a second."""
     from time import monotonic
 
-    from rich.progress import Progress
-
     begin = monotonic()
     bar: Any = None
     task: Any = None
@@ -104,6 +103,8 @@ def progress() -> Iterator[Callable[[int, int], None]]:
     def advance(done: int, of: int) -> None:
         nonlocal bar, task
         if bar is None and monotonic() - begin > 1.0:
+            from rich.progress import Progress
+
             bar = Progress(console=Console(stderr=True), transient=True)
             bar.start()
             task = bar.add_task("simulating", total=of)

@@ -1,0 +1,42 @@
+"""A fine and a coarse prediction of one job."""
+
+from __future__ import annotations
+
+from perfmodel.cli.printing.console import cell_text, head_text, new_console, new_table
+from perfmodel.cli.printing.prediction import certainty, show_assumptions, title
+from perfmodel.cli.printing.text import bold, show
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.comparison import differences
+from perfmodel.studies.sweeps import figures
+
+
+def both(fine: Prediction, coarse: Prediction) -> None:
+    """Print a fine and a coarse prediction of the same job side by side."""
+    show(title(fine))
+    table = new_table("", "fine", "coarse", "difference")
+    rows = figures(fine), figures(coarse)
+    for name, part in differences(fine, coarse).items():
+        table.add_row(
+            head_text(name),
+            *(cell_text(name, row) for row in rows),
+            _change(part, name == "idle_fraction"),
+        )
+    new_console().print(table)
+    show(f"{bold('coarse')}: {certainty(coarse)}")
+    for name, p in (("fine", fine), ("coarse", coarse)):
+        show(f"{bold(f'bottleneck, {name}')}: {p.bottleneck.text}")
+    for note in dict.fromkeys((*fine.notes, *coarse.notes)):
+        show(f"{bold('note')}: {note}")
+    show_assumptions(fine.assumptions)
+
+
+def _change(part: float | None, points: bool) -> str:
+    """A difference as a percentage, or in percentage points.
+
+    >>> _change(-0.0001, False), _change(0.05, True), _change(None, False)
+    ('+0.0%', '+5.0 points', '-')
+    """
+    if part is None:
+        return "-"
+    percent = round(100.0 * part, 1) + 0.0  # which turns -0.0 into 0.0
+    return f"{percent:+.1f} points" if points else f"{percent:+.1f}%"
