@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,10 @@ WHOLE = ("workers", "batch_size")
 
 POINTS = 200
 """Grid points of a range between which crossovers are bracketed."""
+
+NEAR = 4.0
+"""Multiple of a job's own value up to which all grid points are evaluated; those beyond only if
+nothing changes before. With many workers that iterate independently they are slow to evaluate."""
 
 BISECTIONS = 60
 """Halvings of the interval around a crossover."""
@@ -206,12 +211,14 @@ def _points(variable: str, *jobs: Job) -> Floats:
 def _crossovers(job: Job, variable: str) -> list[Crossover]:
     """The nearest crossovers below and above the job's own value."""
     values = _points(variable, job)
-    ruling = _ruling(job, variable, values)
     here = _value(job, variable)
+    near = max(int(np.searchsorted(values, NEAR * here, side="right")), 1)
+    ruling = _ruling(job, variable, values[:near])
+    below, above = _changes(values, ruling, here)
+    if not above and near < len(values):
+        ruling += _ruling(job, variable, values[near:])
+        below, above = _changes(values, ruling, here)
     found = []
-    changes = [k for k in range(len(values) - 1) if ruling[k] != ruling[k + 1]]
-    below = [k for k in changes if values[k + 1] <= here]
-    above = [k for k in changes if values[k + 1] > here]
     for k in [*below[-1:], *above[:1]]:
         first = ruling[k]
         value = _bisected(
@@ -223,6 +230,15 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
         pair = (first, _ruling(job, variable, np.array([value]))[0])
         found.append(Crossover(variable, value, *pair, _solved(job, variable, value, pair)))
     return found
+
+
+def _changes(values: Floats, ruling: Sequence[str], here: float) -> tuple[list[int], list[int]]:
+    """Points up to ``here``, and after it, with another phase ruling at the next point."""
+    changes = [k for k, pair in enumerate(itertools.pairwise(ruling)) if pair[0] != pair[1]]
+    return (
+        [k for k in changes if values[k + 1] <= here],
+        [k for k in changes if values[k + 1] > here],
+    )
 
 
 def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
