@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.errors import InputError, number, plain, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Seconds, Timing
 from perfmodel.traces import attribution, events, gradients
@@ -93,6 +93,7 @@ def import_trace(
     ----------
     path : a file with ``traceEvents``, plain or compressed with gzip.
     name, device_name, precision : for the workload; by default from the file's name and contents.
+        Control characters in names become escapes.
     batch_size : samples of a step; else the first dimension of the first layer's input.
     gradient_bytes : of all gradients, where the trace does not say.
     pid, gpu : see :func:`perfmodel.traces.events.read`.
@@ -125,7 +126,7 @@ def import_trace(
     serial = any("SingleProcess" in h.name for h in found.loading)
     report = ImportedTrace(
         trace=str(path),
-        device=device_name or trace.device_name,
+        device=plain(device_name or trace.device_name),
         steps=len(steps),
         steps_by=by,
         layers=len(known.layers),
@@ -144,7 +145,7 @@ def import_trace(
     measured = Source("measured", text)
     timing = _timing(report, steps, len(known.layers), serial, batch_size, measured)
     profile = Profile(
-        name=name or _stem(path),
+        name=plain(name or _stem(path)),
         source=measured,
         timings=(timing,),
         layers=known.layers,

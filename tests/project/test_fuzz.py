@@ -40,6 +40,7 @@ from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.job import Job, read_job
 from perfmodel.inputs.profile import read_profile
 from perfmodel.measuring.training.run import read_run
+from perfmodel.studies.crossovers import explain
 from perfmodel.traces.workload import import_trace
 from perfmodel.validation.cases import of_run, read_cases
 from tests.mutations import as_json, command_lines, documents, drawn, tables, texts
@@ -339,7 +340,7 @@ def warm() -> None:
         job = make_job(model="resnet18", arch=arch, workers=2, jitter=0.1)
         predict(job, fidelity="coarse")
         predict(job, rel_ci=0.2)
-    make_job(model="resnet18", device="h100")
+    explain(make_job(model="resnet18", device="h100"))  # imports SymPy
 
 
 def tried(name: str, count: int, folder: Path) -> None:
@@ -444,6 +445,17 @@ def tried_commands(count: int, folder: Path) -> None:
                 json.loads(out, parse_constant=no_json)
 
     test()
+
+
+def test_names_with_control_characters_are_printed_as_escapes(tmp_path: Path) -> None:
+    for name in ("trace.json", "\x1b[2J.json"):
+        (tmp_path / name).write_bytes(as_json(TRACE))
+    for words in (["trace.json", "--name", "\x1b[2J", "--device-name", "\x1b[m"], ["\x1b[2J.json"]):
+        with contextlib.chdir(tmp_path):
+            code, out, err = run(["import", *words, "--batch-size", "16"])
+        assert (code, err) == (0, "")
+        assert "\x1b" not in out
+        assert r"\x1b[2J, 2 layers" in out
 
 
 def no_json(word: str) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, plain
 from perfmodel.cli.options import check_files, one, read_quantity, write_files
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _show(found: ImportedTrace) -> None:
     count = f"{found.steps} step{'s' if found.steps > 1 else ''}"
     spread = f" ± {show(found.step_std_s, 's')}" if found.step_std_s is not None else ""
     out.print(
-        f"[bold]{escape(found.trace)}[/] on {escape(found.device)}: {count} "
+        f"[bold]{escape(plain(found.trace))}[/] on {escape(found.device)}: {count} "
         f"({escape(found.steps_by)}) of {show(found.step_s, 's')}{spread}"
     )
     table = Table(box=None, pad_edge=False, show_header=False)
