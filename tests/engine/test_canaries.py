@@ -84,8 +84,7 @@ def test_time_that_is_nobodys() -> None:
 
 def test_bits_taken_for_bytes() -> None:
     result = predict(job(WORK, cluster(20.0 / 8), 1, "ps"))
-    expected = test_closed_forms.download_and_forward_s(WORK, 20.0)
-    expected += test_closed_forms.backward_and_upload_s(WORK, 20.0)
+    expected = test_closed_forms.one_worker_s(WORK, 20.0)
     with pytest.raises(AssertionError):
         oracles.equal(result.iteration_s, expected)
 
@@ -134,8 +133,7 @@ def _without_edges(kind: str) -> Any:
 def test_parameter_server_without_an_edge(kind: str) -> None:
     """The closed form of one worker notices whichever dependency is left out."""
     graph = _without_edges(kind)(job(WORK, cluster(20.0), 1, "ps"))
-    expected = test_closed_forms.download_and_forward_s(WORK, 20.0)
-    expected += test_closed_forms.backward_and_upload_s(WORK, 20.0)
+    expected = test_closed_forms.one_worker_s(WORK, 20.0)
     with pytest.raises((AssertionError, PerfmodelError)):
         oracles.equal(1.0 / float(simulate(graph).iterations_per_s[0]), expected)
 

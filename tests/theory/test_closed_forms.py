@@ -35,18 +35,22 @@ def ring_allreduce_s(
     return (ranks - 1) * (send_s + part * reduce_per_byte_s) + (ranks - 1) * send_s
 
 
-def download_and_forward_s(work: Workload, rate: float) -> float:
-    """max over l of: layers up to l arrive, then layers from l on compute."""
-    arrive = list(accumulate(size / rate for size in sizes_of(work)))
-    ahead = list(accumulate(reversed([layer.forward_s for layer in work.layers])))[::-1]
-    return max(a + f for a, f in zip(arrive, ahead, strict=True))
+def one_worker_s(work: Workload, rate: float) -> float:
+    """From the end of one forward pass to that of the next.
 
-
-def backward_and_upload_s(work: Workload, rate: float) -> float:
-    """max over l of: backward down to l, then gradients of l and all below are sent."""
-    behind = list(accumulate(reversed([layer.backward_s for layer in work.layers])))[::-1]
-    send = list(accumulate(size / rate for size in sizes_of(work)))
-    return max(b + s for b, s in zip(behind, send, strict=True))
+    Gradients are sent once backward has come down to their layer: the last at max over l of the
+    backward down to l, and the sending of l and all below. Then parameters come in forward order,
+    and layers from l on compute once those of l are there. The forward pass begins when backward
+    has ended and all gradients are sent. So the layers below the first one with parameters compute
+    while parameters come: their forward, and the rest of their backward.
+    """
+    forward = list(accumulate(reversed([layer.forward_s for layer in work.layers])))[::-1]
+    backward = list(accumulate(reversed([layer.backward_s for layer in work.layers])))[::-1]
+    moved = list(accumulate(size / rate for size in sizes_of(work)))
+    held = [k for k, size in enumerate(sizes_of(work)) if size]
+    sent = max(backward[k] + moved[k] for k in held)
+    begin = max(backward[0], sent)
+    return max(begin + forward[0], *(sent + moved[k] + forward[k] for k in held))
 
 
 def wait_free_backward_s(work: Workload, comm_s: list[float]) -> float:
@@ -64,8 +68,18 @@ def wait_free_backward_s(work: Workload, comm_s: list[float]) -> float:
 def test_one_worker_with_overlap(work: Workload, rate: float) -> None:
     for sync in ("bsp", "asp"):
         result = predict(job(work, cluster(rate), 1, "ps", {"sync": sync}))
-        expected = download_and_forward_s(work, rate) + backward_and_upload_s(work, rate)
-        equal(result.iteration_s, expected)
+        equal(result.iteration_s, one_worker_s(work, rate))
+
+
+def test_passes_of_first_layers_overlap_with_transfers() -> None:
+    """Layer 0 has no parameters. Gradients are sent from 0 s to 2 s, parameters come until 4 s; its
+    backward takes until 3 s, its forward until 4 s."""
+    work = workload([1.0, 0.0], [3.0, 0.0], [0.0, 1.0])
+    assert one_worker_s(work, 0.5) == 4.0
+    for sync in ("bsp", "asp"):
+        equal(predict(job(work, cluster(0.5), 1, "ps", {"sync": sync})).iteration_s, 4.0)
+    with pytest.raises(AssertionError):  # as if all of backward were before the parameters come
+        equal(4.0, 3.0 + 2.0)
 
 
 @few
