@@ -248,9 +248,10 @@ def _fields(struct: type[msgspec.Struct]) -> list[str]:
 
 
 def test_reference_pages_are_complete() -> None:
+    context = click.Context(cli.cli)
     commands = [
         command
-        for one in cli.cli.commands.values()
+        for one in (cli.cli.get_command(context, name) for name in cli.COMMANDS)
         for command in (one.commands.values() if isinstance(one, click.Group) else [one])
     ]
     options = [o for c in commands for p in c.params for o in p.opts if o.startswith("--")]
