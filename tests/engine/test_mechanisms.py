@@ -28,6 +28,16 @@ from tests.settings import examples
 
 few = examples(5)
 each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+each_unplanned = pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        pytest.param(arch, options, id=name)
+        for (arch, options), name in zip(ALL, ALL_IDS, strict=True)
+        if options.get("bucketing") != "mg_wfbp"
+    ],
+)
+"""All but those that plan what travels together from the times of backward as profiled, with one
+number of workers and one batch size."""
 replace = msgspec.structs.replace
 
 FORWARD, BACKWARD, BYTES = [1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0]
@@ -82,11 +92,6 @@ def with_handover(work: Workload, share: float = 1.0, cost: Handover = HANDOVER)
 # -- handing gradients over ------------------------------------------------------------------------
 
 
-def planned(options: dict[str, Any]) -> bool:
-    """Whether what travels together is planned from the times of backward as profiled."""
-    return options.get("bucketing") == "mg_wfbp"
-
-
 def share_of(options: dict[str, Any], arch: str) -> float:
     """Exchanges of a step."""
     period = options.get("period", {"local_sgd": 8, "easgd": 4}.get(arch, 1))
@@ -94,10 +99,8 @@ def share_of(options: dict[str, Any], arch: str) -> float:
     return float(probability / period)
 
 
-@each
+@each_unplanned
 def test_a_layer_ends_once_it_is_handed_over(arch: str, options: dict[str, Any]) -> None:
-    if planned(options):
-        pytest.skip("what travels together would be planned from other times")
     where = cluster(BANDWIDTH, 0.01, handover=HANDOVER)
     longer = with_handover(WORK, share_of(options, arch))
     same(
@@ -422,10 +425,8 @@ COUNTS = [1, 2, 3, 6, 7, 12]
 
 
 @pytest.mark.parametrize("parts", [(), (1, 3, 2)])
-@each
+@each_unplanned
 def test_arrays_are_many_jobs(arch: str, options: dict[str, Any], parts: tuple[int, ...]) -> None:
-    if planned(options):
-        pytest.skip("what travels together is planned for one number of workers")
     least = 1 + options.get("backup_workers", 0)
     counts = [count for count in COUNTS if count >= least]
     work = replace(WORK, data_loading_s=4.0)
@@ -446,10 +447,8 @@ def test_more_workers_than_nodes_may_be_asked_for() -> None:
     assert variants.evaluate(one, workers=[6, 60]).iteration_s[1] > 0.0
 
 
-@each
+@each_unplanned
 def test_handing_over_does_not_grow_with_the_batch(arch: str, options: dict[str, Any]) -> None:
-    if planned(options):
-        pytest.skip("what travels together is planned for one batch size")
     where = replace(CROWDED, loaders_per_node=None)
     one = job(WORK, where, 6, arch, options)
     twice = [2.0 * s for s in FORWARD], [2.0 * s for s in BACKWARD]
