@@ -108,19 +108,18 @@ def _run(command: str, folder: Path) -> str:
     assert program == "perfmodel", f"only perfmodel can be run here: {command}"
     target = folder / words.pop() if words[-2:-1] == [">"] else None
     out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2))
-    thresholds = gc.get_threshold()
     with (
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(errors if target else out),
         pytest.MonkeyPatch.context() as patch,
-        pytest.raises(SystemExit) as end,
     ):
         patch.setattr(sys, "argv", [program, *(word for word in words if word != ">")])
+        patch.setattr(gc, "set_threshold", lambda *_: None)
         for name in ("FORCE_COLOR", "COLUMNS"):
             patch.delenv(name, raising=False)
-        cli.main()
-    gc.set_threshold(*thresholds)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
     out.flush()
     printed = out.buffer.getvalue().decode()
     expected = 2 if printed.startswith("perfmodel: error: ") else 0
