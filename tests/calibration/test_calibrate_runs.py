@@ -209,7 +209,11 @@ def test_canary_least_squares_would_be_moved(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_overlap_is_found(overlap: bool) -> None:
-    fit = fitted() if overlap else fit_runs(made(TRUTH, overlap=False))
+    if overlap:
+        fit = fitted()
+    else:
+        some = made(TRUTH, overlap=False, workers=(1, 4, 8, 16))
+        fit = fit_runs(some, fit=[*TRUTH, "overlap"])
     assert fit.overlap is not None
     assert (fit.overlap.value, fit.overlap.was, fit.overlap.status) == (overlap, True, "identified")
     assert any("--no-overlap" in note for note in fit.notes) == (not overlap)

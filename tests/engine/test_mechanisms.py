@@ -4,6 +4,7 @@ gradients over."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,25 @@ each_unplanned = pytest.mark.parametrize(
 """All but those that plan what travels together from the times of backward as profiled, with one
 number of workers and one batch size."""
 replace = msgspec.structs.replace
+
+
+def each_with(names: tuple[str, ...], cases: Sequence[tuple[Any, ...]]) -> Any:
+    """All variants, each with every other of some cases; the rest is slow."""
+    return pytest.mark.parametrize(
+        ("arch", "options", *names),
+        [
+            pytest.param(
+                arch,
+                options,
+                *case,
+                id="-".join([name, *map(str, case)]),
+                marks=[] if (number + place) % 2 == 0 else [pytest.mark.slow],
+            )
+            for number, ((arch, options), name) in enumerate(zip(ALL, ALL_IDS, strict=True))
+            for place, case in enumerate(cases)
+        ],
+    )
+
 
 FORWARD, BACKWARD, BYTES = [1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0]
 WORK = workload(FORWARD, BACKWARD, BYTES, optimizer_s=0.5)
@@ -179,8 +199,7 @@ def neighbours(workers: int, devices: int) -> list[int]:
     return [nodes.count(node) - 1 for node in nodes]
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(4, 1), (2, 4), (4, 2), (3, 2)])
-@each
+@each_with(("workers", "devices"), [(4, 1), (2, 4), (4, 2), (3, 2)])
 def test_a_neighbour_makes_stragglers(
     arch: str, options: dict[str, Any], workers: int, devices: int
 ) -> None:
@@ -229,9 +248,9 @@ def test_neighbours_and_slow_nodes_go_together() -> None:
 # -- loaders that devices share --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("devices", "loaders", "longer"), [(1, 1, 1.0), (2, 2.5, 1.0), (2, 1, 2.0),
-                                                            (4, 1.6, 2.5)])  # fmt: skip
-@each
+@each_with(
+    ("devices", "loaders", "longer"), [(1, 1, 1.0), (2, 2.5, 1.0), (4, 1.6, 2.5), (2, 1, 2.0)]
+)
 def test_a_shared_loader_takes_longer(
     arch: str, options: dict[str, Any], devices: int, loaders: float, longer: float
 ) -> None:
@@ -303,8 +322,7 @@ def test_where_workers_are_placed() -> None:
             assert where.devices_at(node, workers) == nodes[:workers].count(node)
 
 
-@pytest.mark.parametrize(("devices", "parts"), [(1, (1, 1, 1, 1)), (2, (2, 2)), (3, (3,))])
-@each
+@each_with(("devices", "parts"), [(1, (1, 1, 1, 1)), (2, (2, 2)), (3, (3,))])
 def test_a_part_of_each_node_is_a_smaller_node(
     arch: str, options: dict[str, Any], devices: int, parts: tuple[int, ...]
 ) -> None:
