@@ -389,6 +389,7 @@ def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", list(VARIANTS))
 def test_exact_formulas_stay_exact(arch: str) -> None:
     exact = 0

@@ -153,6 +153,7 @@ def several(found: Sequence[Job]) -> int:
     return sum(one.workers > 1 for one in found)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", names())
 def test_exact_formulas_equal_the_simulation(arch: str) -> None:
     """On plain clusters: often enough, and for several workers, unless one of them is alone."""
@@ -162,11 +163,13 @@ def test_exact_formulas_equal_the_simulation(arch: str) -> None:
     assert (several(found) == 0) if alone else (several(found) >= 10)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", names())
 def test_exact_formulas_equal_the_simulation_on_any_cluster(arch: str) -> None:
     assert exact_jobs(arch, jobs, count=8)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", ["allreduce", "p2p", "ps"])
 def test_formulas_are_exact_with_compression(arch: str) -> None:
     found = exact_jobs(
