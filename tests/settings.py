@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 
 FIXED, MORE, LONG = "fixed", "more", "long"
-"""Profiles: the same examples each time; four times as many, also the same each time; twenty times as
+"""Profiles: the same examples each time; four times as many, the same as well; twenty times as
 many, other ones each time."""
 
 FIXED_EXAMPLES = 100
