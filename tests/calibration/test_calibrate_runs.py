@@ -51,7 +51,7 @@ def chain(name: str, layers: int, tensor_bytes: float, forward_s: float) -> Work
     )
 
 
-DEEP, WIDE = chain("deep", 20, 5e5, 2.5e-4), chain("wide", 8, 1.2e7, 3e-3)
+DEEP, WIDE = chain("deep", 10, 2e6, 1e-3), chain("wide", 5, 3e7, 7e-3)
 
 
 def made(
