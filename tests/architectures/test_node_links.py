@@ -263,7 +263,8 @@ def test_asynchronous_formulas_are_near(
     one = job(WORK, boxes(kind, devices), workers, arch, options, start="staggered", jitter=0.1)
     assert registry.model_of(one).leaves_out(one) is None
     found = predict(one, fidelity="coarse")
-    assert found.iteration_s == pytest.approx(predict(one).iteration_s, rel=0.1)
+    simulated = predict(one, rel_ci=0.03)
+    assert found.iteration_s == pytest.approx(simulated.iteration_s, rel=0.1)
     assert busiest(found) <= 1.0 + 1e-9
 
 
