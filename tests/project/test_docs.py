@@ -22,6 +22,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from pathlib import Path
 
 import click
@@ -116,6 +117,7 @@ def _run(command: str, folder: Path) -> str:
     ):
         patch.setattr(sys, "argv", [program, *(word for word in words if word != ">")])
         patch.setattr(gc, "set_threshold", lambda *_: None)
+        patch.setattr(warnings, "showwarning", warnings.showwarning)  # which the program changes
         for name in ("FORCE_COLOR", "COLUMNS"):
             patch.delenv(name, raising=False)
         with pytest.raises(SystemExit) as end:
