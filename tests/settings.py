@@ -17,9 +17,7 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile(
-    MORE, settings.get_profile(FIXED), max_examples=4 * FIXED_EXAMPLES
-)
+settings.register_profile(MORE, settings.get_profile(FIXED), max_examples=4 * FIXED_EXAMPLES)
 settings.register_profile(
     LONG, settings.get_profile(FIXED), max_examples=20 * FIXED_EXAMPLES, derandomize=False
 )
