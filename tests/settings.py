@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-FIXED, LONG = "fixed", "long"
-"""Profiles: the same examples each time; twenty times as many, other ones each time."""
+FIXED, MORE, LONG = "fixed", "more", "long"
+"""Profiles: the same examples each time; four times as many, the same as well; twenty times as
+many, other ones each time."""
 
 FIXED_EXAMPLES = 100
 
@@ -16,6 +17,7 @@ settings.register_profile(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile(MORE, settings.get_profile(FIXED), max_examples=4 * FIXED_EXAMPLES)
 settings.register_profile(
     LONG, settings.get_profile(FIXED), max_examples=20 * FIXED_EXAMPLES, derandomize=False
 )

@@ -134,7 +134,7 @@ def test_bytes_over_every_link(workers: int, passive: str) -> None:
 
 def models_are(graph: OpGraph, workers: int, passive: str, models: float) -> None:
     """So many models each way per iteration of an active worker, from links' utilisations."""
-    found = simulate(graph)
+    found = simulate(graph, rel_ci=0.02)
     active, answering = sides(workers, Options(passive=passive))  # type: ignore[arg-type]
     out, into = found.link_utilisation[:workers], found.link_utilisation[workers:]
     expected = models * MODEL_BYTES * found.iterations_per_s[active]

@@ -179,11 +179,13 @@ def test_staleness_by_hand() -> None:
     assert runs(graph, "update", 5)["update worker 0, server 0", 1] == (15.0, 15.0)
 
 
-@pytest.mark.parametrize("period", [1, 3])
-def test_staleness_is_what_others_add_from_a_pull_to_its_update(period: int) -> None:
+@pytest.mark.parametrize(("period", "rel_ci"), [(1, 0.006), (3, 0.003)])
+def test_staleness_is_what_others_add_from_a_pull_to_its_update(
+    period: int, rel_ci: float
+) -> None:
     """Workers that drift freely: the rate of the others' updates times the mean of that time."""
     jittered = job(WORK, cluster(16.0), 4, "easgd", {"period": period}, jitter=Jitter(0.3), seed=2)
-    found = simulate(build_graph(jittered), rel_ci=0.003)
+    found = simulate(build_graph(jittered), rel_ci=rel_ci)
     probes = slice(0, 4)
     window_s = found.probe_seconds[probes].sum() / found.probe_count[probes].sum()
     assert window_s >= 2 * MODEL_BYTES / 16.0

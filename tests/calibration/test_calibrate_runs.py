@@ -51,7 +51,7 @@ def chain(name: str, layers: int, tensor_bytes: float, forward_s: float) -> Work
     )
 
 
-DEEP, WIDE = chain("deep", 20, 5e5, 2.5e-4), chain("wide", 8, 1.2e7, 3e-3)
+DEEP, WIDE = chain("deep", 10, 2e6, 1e-3), chain("wide", 5, 3e7, 7e-3)
 
 
 def made(
@@ -209,7 +209,11 @@ def test_canary_least_squares_would_be_moved(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_overlap_is_found(overlap: bool) -> None:
-    fit = fitted() if overlap else fit_runs(made(TRUTH, overlap=False))
+    if overlap:
+        fit = fitted()
+    else:
+        some = made(TRUTH, overlap=False, workers=(1, 4, 8, 16))
+        fit = fit_runs(some, fit=[*TRUTH, "overlap"])
     assert fit.overlap is not None
     assert (fit.overlap.value, fit.overlap.was, fit.overlap.status) == (overlap, True, "identified")
     assert any("--no-overlap" in note for note in fit.notes) == (not overlap)

@@ -4,6 +4,7 @@ gradients over."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,36 @@ from tests.settings import examples
 
 few = examples(5)
 each = pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+each_unplanned = pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        pytest.param(arch, options, id=name)
+        for (arch, options), name in zip(ALL, ALL_IDS, strict=True)
+        if options.get("bucketing") != "mg_wfbp"
+    ],
+)
+"""All but those that plan what travels together from the times of backward as profiled, with one
+number of workers and one batch size."""
 replace = msgspec.structs.replace
+
+
+def each_with(names: tuple[str, ...], cases: Sequence[tuple[Any, ...]]) -> Any:
+    """All variants, each with every other of some cases; the rest is slow."""
+    return pytest.mark.parametrize(
+        ("arch", "options", *names),
+        [
+            pytest.param(
+                arch,
+                options,
+                *case,
+                id="-".join([name, *map(str, case)]),
+                marks=[] if (number + place) % 2 == 0 else [pytest.mark.slow],
+            )
+            for number, ((arch, options), name) in enumerate(zip(ALL, ALL_IDS, strict=True))
+            for place, case in enumerate(cases)
+        ],
+    )
+
 
 FORWARD, BACKWARD, BYTES = [1.0, 2.0, 1.0], [2.0, 3.0, 1.0], [30.0, 50.0, 20.0]
 WORK = workload(FORWARD, BACKWARD, BYTES, optimizer_s=0.5)
@@ -82,11 +112,6 @@ def with_handover(work: Workload, share: float = 1.0, cost: Handover = HANDOVER)
 # -- handing gradients over ------------------------------------------------------------------------
 
 
-def planned(options: dict[str, Any]) -> bool:
-    """Whether what travels together is planned from the times of backward as profiled."""
-    return options.get("bucketing") == "mg_wfbp"
-
-
 def share_of(options: dict[str, Any], arch: str) -> float:
     """Exchanges of a step."""
     period = options.get("period", {"local_sgd": 8, "easgd": 4}.get(arch, 1))
@@ -94,10 +119,8 @@ def share_of(options: dict[str, Any], arch: str) -> float:
     return float(probability / period)
 
 
-@each
+@each_unplanned
 def test_a_layer_ends_once_it_is_handed_over(arch: str, options: dict[str, Any]) -> None:
-    if planned(options):
-        pytest.skip("what travels together would be planned from other times")
     where = cluster(BANDWIDTH, 0.01, handover=HANDOVER)
     longer = with_handover(WORK, share_of(options, arch))
     same(
@@ -176,8 +199,7 @@ def neighbours(workers: int, devices: int) -> list[int]:
     return [nodes.count(node) - 1 for node in nodes]
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(4, 1), (2, 4), (4, 2), (3, 2)])
-@each
+@each_with(("workers", "devices"), [(4, 1), (2, 4), (4, 2), (3, 2)])
 def test_a_neighbour_makes_stragglers(
     arch: str, options: dict[str, Any], workers: int, devices: int
 ) -> None:
@@ -226,9 +248,9 @@ def test_neighbours_and_slow_nodes_go_together() -> None:
 # -- loaders that devices share --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("devices", "loaders", "longer"), [(1, 1, 1.0), (2, 2.5, 1.0), (2, 1, 2.0),
-                                                            (4, 1.6, 2.5)])  # fmt: skip
-@each
+@each_with(
+    ("devices", "loaders", "longer"), [(1, 1, 1.0), (2, 2.5, 1.0), (4, 1.6, 2.5), (2, 1, 2.0)]
+)
 def test_a_shared_loader_takes_longer(
     arch: str, options: dict[str, Any], devices: int, loaders: float, longer: float
 ) -> None:
@@ -300,8 +322,7 @@ def test_where_workers_are_placed() -> None:
             assert where.devices_at(node, workers) == nodes[:workers].count(node)
 
 
-@pytest.mark.parametrize(("devices", "parts"), [(1, (1, 1, 1, 1)), (2, (2, 2)), (3, (3,))])
-@each
+@each_with(("devices", "parts"), [(1, (1, 1, 1, 1)), (2, (2, 2)), (3, (3,))])
 def test_a_part_of_each_node_is_a_smaller_node(
     arch: str, options: dict[str, Any], devices: int, parts: tuple[int, ...]
 ) -> None:
@@ -368,6 +389,7 @@ def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", list(VARIANTS))
 def test_exact_formulas_stay_exact(arch: str) -> None:
     exact = 0
@@ -422,10 +444,8 @@ COUNTS = [1, 2, 3, 6, 7, 12]
 
 
 @pytest.mark.parametrize("parts", [(), (1, 3, 2)])
-@each
+@each_unplanned
 def test_arrays_are_many_jobs(arch: str, options: dict[str, Any], parts: tuple[int, ...]) -> None:
-    if planned(options):
-        pytest.skip("what travels together is planned for one number of workers")
     least = 1 + options.get("backup_workers", 0)
     counts = [count for count in COUNTS if count >= least]
     work = replace(WORK, data_loading_s=4.0)
@@ -446,10 +466,8 @@ def test_more_workers_than_nodes_may_be_asked_for() -> None:
     assert variants.evaluate(one, workers=[6, 60]).iteration_s[1] > 0.0
 
 
-@each
+@each_unplanned
 def test_handing_over_does_not_grow_with_the_batch(arch: str, options: dict[str, Any]) -> None:
-    if planned(options):
-        pytest.skip("what travels together is planned for one batch size")
     where = replace(CROWDED, loaders_per_node=None)
     one = job(WORK, where, 6, arch, options)
     twice = [2.0 * s for s in FORWARD], [2.0 * s for s in BACKWARD]

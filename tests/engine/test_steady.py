@@ -13,7 +13,7 @@ from perfmodel.engine import simulation as engine
 from perfmodel.engine import warmup
 from perfmodel.engine.library import find
 from perfmodel.engine.simulation import makespan, simulate
-from perfmodel.engine.steady import BatchMeans, ci_fraction, warmup_rounds
+from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, ci_fraction, warmup_rounds
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 
@@ -196,18 +196,29 @@ def test_too_few_batches_are_not_trusted() -> None:
     assert filled(independent(rng, 16)).ci_fraction() < 0.1
 
 
-def test_merging_keeps_the_total_and_bounds_the_number_of_batches() -> None:
+def interval_of_batches(rounds: NDArray[np.float64], batch_rounds: int) -> float:
+    """Relative half-width from the rates of batches of equally many rounds, (rounds, 2)."""
+    batches = rounds.reshape(-1, batch_rounds, 2).sum(axis=1)
+    return ci_fraction((batches[:, 0] / batches[:, 1]).tolist(), AT_EACH_LOOK)
+
+
+def test_merging_keeps_all_rounds_and_bounds_the_number_of_batches() -> None:
     rng = np.random.default_rng(7)
-    rates = rng.integers(1, 100, 1 << 14).astype(float)
+    rounds = rng.integers((1, 1), (100, 10), (1 << 14, 2)).astype(float)
     series = BatchMeans()
-    for done, rate in enumerate(rates.tolist(), 1):
-        series.add(rate, 1.0)
-        assert len(series._work) < 64
-        if done % series.batch_rounds == 0:  # no batch is under way
-            assert sum(series._time) == done
-            assert sum(series._work) == rates[:done].sum()
+    looks = trusted = 0
+    for done, (iterations, seconds) in enumerate(rounds.tolist(), 1):
+        series.add(iterations, seconds)
+        assert done < 64 * series.batch_rounds
+        if done >= 16 and done % series.batch_rounds == 0:  # no batch is under way
+            found = series.ci_fraction()
+            looks += 1
+            if np.isfinite(found):  # batches do not seem to hang together
+                trusted += 1
+                expected = interval_of_batches(rounds[:done], series.batch_rounds)
+                assert found == pytest.approx(expected, rel=1e-12)
+    assert trusted > 0.8 * looks > 200
     assert series.batch_rounds == 512
-    assert set(series._time) == {512.0}
 
 
 def test_an_interval_needs_two_values_and_shrinks_with_more() -> None:
@@ -253,6 +264,7 @@ def test_all_batches_are_of_the_same_length(
     monkeypatch: pytest.MonkeyPatch, pilot_rounds: int
 ) -> None:
     """Also after a warm-up of more rounds than a series has batches."""
+    added: list[tuple[float, float]] = []
     made: list[BatchMeans] = []
 
     class Watched(BatchMeans):
@@ -260,13 +272,20 @@ def test_all_batches_are_of_the_same_length(
             super().__init__()
             made.append(self)
 
+        def add(self, iterations: float, seconds: float) -> None:
+            super().add(iterations, seconds)
+            added.append((iterations, seconds))
+
     monkeypatch.setattr(engine, "BatchMeans", Watched)
     monkeypatch.setattr(warmup, "PILOT_ROUNDS", pilot_rounds)
     found = simulate(noisy(), rel_ci=0.03, compiled=False)
     (series,) = made
     assert series.batch_rounds >= 8
-    assert set(series._work) == {float(series.batch_rounds)}
-    assert found.rounds - series.batch_rounds < sum(series._work) <= found.rounds
+    batched = len(added) // series.batch_rounds * series.batch_rounds
+    assert found.rounds - series.batch_rounds < batched <= found.rounds
+    expected = interval_of_batches(np.array(added[:batched]), series.batch_rounds)
+    assert series.ci_fraction() == pytest.approx(expected, rel=1e-9)
+    assert found.ci_fraction == pytest.approx(expected, rel=1e-9)
 
 
 def test_memory_does_not_grow_with_the_number_of_iterations() -> None:

@@ -164,7 +164,8 @@ SERVED = ("--arch", "ps", "--sync", "bsp", "--servers", "1", "--congestion", "cu
 
 
 @needs_cubic
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
 def test_a_parameter_server_is_predicted(workers: int, folder: Path) -> None:
     check(folder, calibrated(folder), workers + 1, *SERVED)
 

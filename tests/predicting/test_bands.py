@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -31,11 +32,17 @@ SMALL = 6
 """Workers of a job at most that is simulated in every run."""
 
 
+@functools.cache
+def first_cells() -> list[Cell]:
+    """The first jobs of the draw, which begins the same however many are drawn."""
+    return list(cells(FRESH, 600))
+
+
 # -- the draw ----------------------------------------------------------------------------------
 
 
 def test_a_draw_has_all_that_users_vary() -> None:
-    jobs = [one.job for one in cells(FRESH, 600)]
+    jobs = [one.job for one in first_cells()]
     assert {job.architecture.name for job in jobs} == set(names())
     assert {job.cluster.devices_per_node for job in jobs} == {1, 2, 4, 8}
     assert {job.cluster.server.placement for job in jobs} == {"dedicated", "colocated"}
@@ -120,7 +127,7 @@ def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
                 yield from sizes(part)
 
     table = bands.table()
-    assert set(table.groups) == {one.group for one in cells(FRESH, 300)}
+    assert set(table.groups) == {one.group for one in first_cells()[:300]}
     for whole in table.groups.values():
         assert min(sizes(whole)) >= FEWEST
         assert 0.0 <= whole.median <= whole.p90
@@ -137,7 +144,7 @@ def test_what_was_not_measured_is_simulated(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_simulations_are_kept_until_the_graph_changes(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    jobs = [one for one in cells(FRESH, 60) if known(one) and one.job.workers <= 3][:3]
+    jobs = [one for one in first_cells()[:60] if known(one) and one.job.workers <= 3][:3]
     kept = tmp_path / "kept.jsonl"
     asked: list[int] = []
     simulate(jobs, Store(kept), progress=lambda done, of: asked.append(of))
@@ -155,7 +162,7 @@ def test_simulations_are_kept_until_the_graph_changes(tmp_path) -> None:  # type
 
 
 def test_the_page_shows_coverage() -> None:
-    jobs = [one for one in cells(FRESH, 24) if known(one) and one.job.workers <= 3]
+    jobs = [one for one in first_cells()[:24] if known(one) and one.job.workers <= 3]
     found = [row(one, 1.05 * float(coarse.phases(one.job).iteration_s)) for one in jobs]
     text = page.page(bands.table(), found, jobs)
     assert "| all |" in text
@@ -186,7 +193,7 @@ def by_formula(one: Cell) -> bool:
 
 def test_auto_is_within_its_tolerance_for_nine_in_ten_small_jobs() -> None:
     """Of the jobs that it answers by formulas: what it simulates is right."""
-    jobs = [one for one in cells(FRESH, FEW) if one.job.workers <= SMALL and by_formula(one)]
+    jobs = [one for one in first_cells()[:FEW] if one.job.workers <= SMALL and by_formula(one)]
     assert len(jobs) >= 50
     found = [near for each in near_enough(jobs[::2]).values() for near in each]
     assert np.mean(found) >= 0.9
@@ -219,14 +226,14 @@ def slow_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_canary_a_wrong_formula_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_formulas(monkeypatch)
-    jobs = [one for one in cells(FRESH, FEW) if one.job.workers <= SMALL and by_formula(one)]
+    jobs = [one for one in first_cells()[:FEW] if one.job.workers <= SMALL and by_formula(one)]
     found = [near for each in near_enough(jobs[::4]).values() for near in each]
     assert np.mean(found) < 0.5
 
 
 def test_declared_bands_hold_on_small_jobs() -> None:
     """Nine in ten of the jobs that are not exact are within the error that is declared for them."""
-    jobs = [one for one in cells(FRESH, FEW) if one.job.workers <= SMALL and known(one)]
+    jobs = [one for one in first_cells()[:FEW] if one.job.workers <= SMALL and known(one)]
     inside = []
     for one in jobs[::3]:
         expected = coarse.error_band(one.job).p90

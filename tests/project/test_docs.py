@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import gc
 import io
 import os
 import re
 import shlex
-import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import click
@@ -103,24 +104,31 @@ def _console(body: str, folder: Path) -> str:
 
 
 def _run(command: str, folder: Path) -> str:
+    """What a command prints. It runs in this process, as if it were alone in it."""
     program, *words = shlex.split(command)
     assert program == "perfmodel", f"only perfmodel can be run here: {command}"
     target = folder / words.pop() if words[-2:-1] == [">"] else None
-    environment = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS")}
-    done = subprocess.run(
-        [sys.executable, "-m", "perfmodel", *(word for word in words if word != ">")],
-        cwd=folder,
-        env=environment | {"PYTHONIOENCODING": "utf-8"},
-        encoding="utf-8",
-        stdout=subprocess.PIPE,
-        check=False,
-        stderr=subprocess.PIPE if target else subprocess.STDOUT,
-    )
-    expected = 2 if done.stdout.startswith("perfmodel: error: ") else 0
-    assert done.returncode == expected, f"{command}: exit {done.returncode}\n{done.stdout}"
+    out, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2))
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(errors if target else out),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys, "argv", [program, *(word for word in words if word != ">")])
+        patch.setattr(gc, "set_threshold", lambda *_: None)
+        patch.setattr(warnings, "showwarning", warnings.showwarning)  # which the program changes
+        for name in ("FORCE_COLOR", "COLUMNS"):
+            patch.delenv(name, raising=False)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    out.flush()
+    printed = out.buffer.getvalue().decode()
+    expected = 2 if printed.startswith("perfmodel: error: ") else 0
+    assert end.value.code == expected, f"{command}: exit {end.value.code}\n{printed}"
     if target is None:
-        return _tidy(done.stdout)
-    target.write_text(done.stdout, encoding="utf-8")
+        return _tidy(printed)
+    target.write_text(printed, encoding="utf-8")
     return ""
 
 

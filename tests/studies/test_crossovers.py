@@ -28,7 +28,7 @@ from tests.settings import examples
 ONCE = [hypothesis.Phase.generate]
 """Without shrinking, which takes minutes here."""
 
-few = settings(examples(4), phases=ONCE)
+few = settings(examples(5), phases=ONCE)
 
 replace = msgspec.structs.replace
 
@@ -102,6 +102,9 @@ def test_phases_change_places_where_it_is_said(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
     asked = data.draw(large_jobs(arch, options))
+    # with a core nothing is solved in symbols, which takes most of the time
+    core = data.draw(st.sampled_from([1.0, 4.0, None]))
+    asked = replace(asked, cluster=replace(asked.cluster, core_oversubscription=core))
     found = explain(asked)
     longest, first = ranked(asked)[0]
     assert found.rules == first
@@ -207,7 +210,7 @@ def root(c: Crossover, one: Job) -> float:
 
 
 @pytest.mark.parametrize(("arch", "options"), SOLVED)
-@settings(examples(8), phases=ONCE)
+@settings(examples(6), phases=ONCE)
 @given(data=st.data())
 def test_formulas_are_what_was_searched_for(
     arch: str, options: dict[str, Any], data: st.DataObject

@@ -476,7 +476,7 @@ def alike(one: SynchronousFit, other: SynchronousFit, rel: float) -> bool:
     return True
 
 
-@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("within", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_predicted_is_never_fitted_to(
     tmp_path: Path, made_up_entries: dict[str, dl2.Entry], within: bool
 ) -> None:
