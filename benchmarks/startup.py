@@ -1,7 +1,9 @@
-"""``python -m benchmarks.startup [--runs N]``: how long commands take, beside importing numpy.
+"""``python -m benchmarks.startup [--runs N] [--python PATH]``: how long commands take.
 
-Whole processes are timed, from start to exit. The commands take turns, so that a slow moment of
-the machine meets all of them; the first turn is a warm-up and does not count.
+Whole processes are timed, from start to exit, beside importing numpy. The commands take turns, so
+that a slow moment of the machine meets all of them; the first turn is a warm-up and does not count.
+Before all that one large job is simulated, as the first thing that an installation does, and
+repeated: nothing may be left to compile. With ``--check`` that is the exit status.
 """
 
 from __future__ import annotations
@@ -16,12 +18,18 @@ from time import perf_counter
 import click
 
 JOB = ("predict", "--model", "resnet18", "--arch", "ps", "--workers", "8")
+LARGE_JOB = (
+    *("predict", "--model", "resnet50", "--arch", "ps", "--sync", "asp", "--workers", "64"),
+    *("--jitter", "0.05", "--rel-ci", "1%"),
+)
+MOST_FIRST = 2.5
+"""Time of the first large job, as a multiple of later ones, that is aimed at."""
 
 
-def command() -> tuple[str, ...]:
-    """The installed ``perfmodel`` of this interpreter, else the module."""
-    script = shutil.which("perfmodel", path=str(Path(sys.executable).parent))
-    return (script,) if script else (sys.executable, "-m", "perfmodel")
+def command(python: str) -> tuple[str, ...]:
+    """The installed ``perfmodel`` of an interpreter, else the module."""
+    script = shutil.which("perfmodel", path=str(Path(python).parent))
+    return (script,) if script else (python, "-m", "perfmodel")
 
 
 def seconds(words: tuple[str, ...]) -> float:
@@ -44,11 +52,19 @@ def measure(commands: dict[str, tuple[str, ...]], runs: int) -> dict[str, float]
 
 @click.command()
 @click.option("--runs", type=click.IntRange(min=11), default=21, show_default=True)
-def main(runs: int) -> None:
+@click.option("--python", default=sys.executable, help="Interpreter of another installation.")
+@click.option("--check", is_flag=True, help="Exit with 1 if the first large job was slow.")
+def main(runs: int, python: str, check: bool) -> None:
     """Print the medians, and their ratios to ``import numpy`` beside the targets."""
-    tool = command()
+    tool = command(python)
+    first, *later = (seconds((*tool, *LARGE_JOB)) for _ in range(4))
+    ratio = first / median(later)
+    click.echo(
+        f"perfmodel {' '.join(LARGE_JOB)}\n"
+        f"the first time {first:.2f} s, {ratio:.2f}x of later times (target {MOST_FIRST}x)\n"
+    )
     commands = {
-        'python -c "import numpy"': (sys.executable, "-c", "import numpy"),
+        'python -c "import numpy"': (python, "-c", "import numpy"),
         "perfmodel --help": (*tool, "--help"),
         " ".join(("perfmodel", *JOB)): (*tool, *JOB),
     }
@@ -62,6 +78,7 @@ def main(runs: int) -> None:
         if target is not None:
             line += f"  {taken / base:5.2f}x  {target:5.1f}x"
         click.echo(line)
+    sys.exit(int(check and ratio > MOST_FIRST))
 
 
 if __name__ == "__main__":

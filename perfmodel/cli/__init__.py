@@ -22,19 +22,22 @@ from perfmodel.base.errors import PerfmodelError, PerfmodelWarning
 from perfmodel.base.errors import message as one_line
 
 COMMANDS = {
-    "predict": "predict",
-    "sweep": "predict",
-    "compare": "predict",
-    "explain": "predict",
-    "list": "catalogue",
-    "show": "catalogue",
-    "profile": "profile",
-    "import": "traces",
-    "measure": "measure",
-    "calibrate": "calibrate",
-    "validate": "validate",
+    "predict": ("predict", "Predict how fast a training job runs, and why."),
+    "sweep": ("predict", "Predict every combination of lists of values."),
+    "compare": ("predict", "Put jobs side by side, and say why one is faster than another."),
+    "explain": ("predict", "Say which phase of an iteration rules, and where it stops ruling."),
+    "list": ("catalogue", "List architectures, models, devices and clusters."),
+    "show": ("catalogue", "Show an architecture, model, device or cluster."),
+    "profile": ("profile", "Measure the training steps of a PyTorch model, layer by layer."),
+    "import": ("traces", "Import the trace of a PyTorch profiler as a workload."),
+    "measure": ("measure", "Measure a network, or a real training run."),
+    "calibrate": ("calibrate", "Fit a cluster or a workload to what was measured."),
+    "validate": (
+        "validate",
+        "Predict jobs that were measured, and say how far off the predictions are.",
+    ),
 }
-"""The module of each command."""
+"""The module of each command, and what it does."""
 
 
 class Commands(click.Group):
@@ -44,11 +47,16 @@ class Commands(click.Group):
         """Names of all commands, in the order of help."""
         return list(COMMANDS)
 
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what each command does, without importing it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
     def get_command(self, _: click.Context, name: str) -> click.Command | None:
         """The command of a name, None if there is none."""
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"perfmodel.cli.commands.{COMMANDS[name]}")
+        module = importlib.import_module(f"perfmodel.cli.commands.{COMMANDS[name][0]}")
         named = {c.name: c for c in vars(module).values() if isinstance(c, click.Command)}
         return named[name]
 

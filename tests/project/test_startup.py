@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
+
+from perfmodel import cli
 
 HELP_NEEDS_NONE_OF = frozenset({"numpy", "msgspec", "rich", "scipy", "pandas"})
 NOBODY_NEEDS = frozenset({"numba", "scipy", "pandas", "sympy", "torch", "matplotlib", "networkx"})
@@ -65,3 +68,12 @@ def test_importing_the_package_imports_nothing_else() -> None:
 @pytest.mark.parametrize("package", ["numpy", "pandas"])
 def test_canary_an_import_is_seen(package: str) -> None:
     assert package in imported(f"import {package}; {RUN}", "--help")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_says_of_each_command_what_its_own_help_says(name: str) -> None:
+    command = cli.cli.get_command(click.Context(cli.cli), name)
+    assert command is not None
+    assert command.name == name
+    _, text = cli.COMMANDS[name]
+    assert " ".join((command.help or "").split()).startswith(text.removesuffix("."))
