@@ -186,14 +186,13 @@ def measure(tool: str, task: str, n: int, optim: str) -> Run:
 
 
 def predict() -> Run:
-    """The second of two runs of the command as a whole: what it caches is there by then."""
+    """The command as a whole."""
     script = shutil.which("perfmodel", path=str(Path(sys.executable).parent))
     tool = (script,) if script else (sys.executable, "-m", "perfmodel")
     words = [sys.executable, "-S", "-c", HELPER, *tool, *COMMAND]
-    for _ in range(2):
-        done = subprocess.run(words, text=True, capture_output=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr.partition("Traceback")[0].strip() or done.stderr)
+    done = subprocess.run(words, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.partition("Traceback")[0].strip() or done.stderr)
     wall_s, peak = map(float, done.stdout.split())
     return Run(nan, nan, wall_s, peak)
 
