@@ -400,8 +400,6 @@ def test_exact_formulas_stay_exact(arch: str) -> None:
         def check(drawn: Job, some: dict[str, Any], devices: int) -> None:
             nonlocal exact
             inside = None if devices == 1 else INSIDE
-            if getattr(drawn.options, "bucketing", "") == "mg_wfbp":  # see the next test
-                some = {**some, "handover": Handover()}
             where = replace(drawn.cluster, devices_per_node=devices, intra_node=inside, **some)
             found = replace(drawn, cluster=where)
             if registry.model_of(found).exact(found):
@@ -412,7 +410,6 @@ def test_exact_formulas_stay_exact(arch: str) -> None:
     assert exact
 
 
-@pytest.mark.xfail(raises=AssertionError, reason="formulas plan messages without handing over")
 def test_exact_formulas_plan_messages_as_the_simulation_does() -> None:
     """What MG-WFBP merges follows from when backward ends, with what handing over takes or
     without."""

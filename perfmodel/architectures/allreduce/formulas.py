@@ -12,6 +12,7 @@ from perfmodel.architectures.parts.collective_rates import all_gather_rate, all_
 from perfmodel.architectures.parts.measured import Fastest, Rate, Use, measured_in
 from perfmodel.architectures.parts.workers import alike, left_out
 from perfmodel.base.quantities import Quantity, maximum, where
+from perfmodel.inputs.cluster import Handover
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
@@ -97,9 +98,10 @@ def exact(job: Job) -> bool:
     options = Options.of(job)
     in_order = not (options.cross_barrier or options.each_send or options.credit_bytes > 0.0)
     one_by_one = options.concurrent == 1 and options.bucketing != "horovod"
-    # the simulation merges layers by backward times alone, and then cuts the merged messages
-    # with times that are linear in the size
+    # the simulation merges layers by backward times alone, without handing over, and then cuts the
+    # merged messages with times that are linear in the size
     same = options.partition_bytes == math.inf and options.encode_per_byte_s == 0.0
+    same = same and job.cluster.handover == Handover()
     same = same and measured_in(job.cluster.collectives, operation_of(options)) is None
     as_planned = options.bucketing != "mg_wfbp" or same
     known = one_by_one and as_planned and closed(job, options.reduction)
