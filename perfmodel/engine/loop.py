@@ -14,7 +14,7 @@ No tolerance is absolute, so scaling every time by two scales the result by exac
 differ by rounding alone (SAME_INSTANT) are one instant.
 
 The functions here run as they stand, on records that are Python objects, and compiled, on arrays of
-records (:mod:`perfmodel.engine.compiled`). Both do the same operations on the same numbers in the
+records (:mod:`perfmodel.engine.twins`). Both do the same operations on the same numbers in the
 same order, and so agree to the last bit. This is why they use loops, and nothing but numbers.
 """
 

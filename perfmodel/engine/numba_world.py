@@ -10,35 +10,19 @@ import functools
 import hashlib
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import from_dtype, types
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import (
-    NativeValue,
     infer_getattr,
     intrinsic,
     lower_getattr_generic,
     models,
     register_model,
-    typeof_impl,
-    unbox,
 )
 from numba.np.arrayobj import populate_array
 
 from perfmodel.engine.world import DTYPES, World
-
-
-class Handle:
-    """A world as an argument of compiled code; ``arrays`` remains usable from Python."""
-
-    def __init__(self, arrays: World) -> None:
-        for name, array in zip(World._fields, arrays, strict=True):
-            if array.dtype != DTYPES[name]:
-                raise TypeError(f"{name} of a world is {array.dtype}, not {DTYPES[name]}")
-        self.arrays = arrays
-        self.table = np.array([array.ctypes.data for array in arrays], np.int64)
-        self.address = self.table.ctypes.data
 
 
 class WorldType(types.Type):
@@ -57,20 +41,7 @@ def world_type() -> WorldType:
     return WorldType()
 
 
-@typeof_impl.register(Handle)
-def _typeof(_: Handle, __: Any) -> WorldType:
-    return world_type()
-
-
 register_model(WorldType)(models.OpaqueModel)
-
-
-@unbox(WorldType)
-def _unbox(_: WorldType, handle: Any, c: Any) -> NativeValue:
-    address = c.pyapi.object_getattr_string(handle, "address")
-    pointer = c.pyapi.long_as_voidptr(address)
-    c.pyapi.decref(address)
-    return NativeValue(pointer)
 
 
 @infer_getattr

@@ -14,6 +14,10 @@ from perfmodel.theory.collective_times import Growth
 
 SCHEMA = "perfmodel.cluster/1"
 
+MOST_LATENCY_S = 100.0
+"""Latency of a link; a limit that catches typing errors. With a longer one other workers do
+millions of iterations while one message is under way."""
+
 MOST_NICS = 1000
 """Links of a node to the network; a limit that catches typing errors."""
 
@@ -30,7 +34,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above=0.0)
-        number("latency_s", self.latency_s)
+        number("latency_s", self.latency_s, at_most=MOST_LATENCY_S)
         number("efficiency", self.efficiency, above=0.0)
         if self.efficiency > 1.0:
             raise InputError(f"efficiency: must be at most 1, got {self.efficiency:g}")

@@ -39,13 +39,15 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The layers with parameters, in forward order, and the times of their passes.
 
     The times of a layer without parameters are added to the layer before it. All of shape
-    (layers,): ``forward_s``, ``backward_s``, ``parts`` of the gradients, and ``index``, the number
-    of the layer in the workload. ``first_s`` and ``last_s`` are the forward and the backward time
+    (layers,): ``forward_s``, ``backward_s``, ``bytes`` of the gradients, their ``parts`` (of places
+    that have the same ones, those of one), and ``index``, the number of the layer in the workload.
+    ``first_s`` and ``last_s`` are the forward and the backward time
     of the layers before the first one with parameters.
     """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    bytes: tuple[float, ...]
     parts: tuple[tuple[Part, ...], ...]
     index: tuple[int, ...]
     first_s: float
@@ -67,11 +69,21 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             else:
                 first, last = first + forward, last + backward
         forwards, backwards, every, numbers = zip(*rows, strict=True)
-        return cls(forwards, backwards, every, numbers, first, last)
+        sizes = tuple(part.bytes for (part,) in every)
+        return cls(forwards, backwards, sizes, every, numbers, first, last)
 
     def placed(self, parts: Mapping[int, Sequence[Part]]) -> Layers:
         """The same layers with other ``parts`` of their gradients, by number of the layer."""
-        return msgspec.structs.replace(self, parts=tuple(tuple(parts[i]) for i in self.index))
+        held: dict[int, list[tuple[int, float, float]]] = {}
+        for i in self.index:
+            for part in parts[i]:
+                held.setdefault(part.place, []).append((i, part.bytes, part.tensors))
+        unlike = set({tuple(own): place for place, own in held.items()}.values())
+        return msgspec.structs.replace(
+            self,
+            bytes=tuple(sum(part.bytes for part in parts[i]) for i in self.index),
+            parts=tuple(tuple(p for p in parts[i] if p.place in unlike) for i in self.index),
+        )
 
     def scaled_like(self, without: Layers, times: Quantity) -> Layers:
         """The layers, so that only the backward times of ``without`` grow by a factor ``times``.
@@ -93,11 +105,6 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         if name not in known:
             known[name] = make()
         return known[name]
-
-    @functools.cached_property
-    def bytes(self) -> tuple[float, ...]:
-        """Bytes of each layer's gradients."""
-        return tuple(sum(part.bytes for part in parts) for parts in self.parts)
 
     def overlapped_s(
         self,

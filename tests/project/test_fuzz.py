@@ -84,17 +84,45 @@ def one_line(text: str) -> bool:
     return bool(text) and text.isprintable() and len(text) <= 4200
 
 
+class TooSlowError(Exception):
+    """Something took too long, twice."""
+
+
+_predicting_s: list[float] = []
+"""Times of the predictions that a file has led to."""
+
+
+def soon(use: Callable[[], Any]) -> Any:
+    """What ``use`` returns or raises, within SECONDS; tried twice, in case the machine was slow."""
+    for _ in range(2):
+        said = error = None
+        begin = time.process_time()
+        try:
+            said = use()
+        except PerfmodelError as caught:
+            error = caught
+        _predicting_s.append(time.process_time() - begin)
+        if _predicting_s[-1] < SECONDS:
+            if error is not None:
+                raise error
+            return said
+    raise TooSlowError(_predicting_s[-1])
+
+
 def check(use: Callable[[], Any]) -> bool:
-    """Whether something was accepted; fails if it was neither answered nor refused as it should."""
+    """Whether something was accepted; fails if it was neither answered nor refused as it should.
+
+    Reading may take SECONDS, and so may each prediction.
+    """
+    wrong = ""
+    _predicting_s.clear()
     begin = time.process_time()
     try:
         with little_memory():
             said = use()
     except PerfmodelError as error:
         wrong = str(error)
-    else:
-        wrong = ""
-    assert time.process_time() - begin < SECONDS
+    assert time.process_time() - begin - sum(_predicting_s) < SECONDS
     if wrong:
         assert one_line(wrong)
         return False
@@ -104,10 +132,10 @@ def check(use: Callable[[], Any]) -> bool:
 
 def answers(job: Job) -> list[Any]:
     """What both routes say; alike where the coarse one says that it is exact."""
-    with_formulas = predict(job, fidelity="coarse")
+    with_formulas = soon(lambda: predict(job, fidelity="coarse"))
     found = [with_formulas.to_dict()]
     try:
-        simulated = predict(job, fidelity="fine", max_ops=SMALL, rel_ci=0.2)
+        simulated = soon(lambda: predict(job, fidelity="fine", max_ops=SMALL, rel_ci=0.2))
     except InputError as error:
         said = str(error)
     else:
@@ -200,8 +228,12 @@ CASES = {
         {
             "name": "second",
             "job": {
-                "workload": "two-layers", "workers": 2, "device": "testbox", "batch_size": 16,
-                "one_worker_samples_per_s": 100.0, "options": {"sync": "asp"},
+                "workload": "two-layers",
+                "workers": 2,
+                "device": "testbox",
+                "batch_size": 16,
+                "one_worker_samples_per_s": 100.0,
+                "options": {"sync": "asp"},
                 "jitter": "gamma:0.1",
                 "stragglers": [{"worker": 1, "factor": 1.5}],
             },
@@ -282,9 +314,7 @@ def made(document: Any) -> st.SearchStrategy[bytes]:
 
 def mistaken(document: Any, text: bytes) -> st.SearchStrategy[bytes]:
     """Mostly other contents, one time in four other text."""
-    return drawn(
-        lambda r: as_json(documents(r, document)) if r.random() < 0.75 else texts(r, text)
-    )
+    return drawn(lambda r: as_json(documents(r, document)) if r.random() < 0.75 else texts(r, text))
 
 
 def suffixed(ending: str, data: st.SearchStrategy[bytes]) -> st.SearchStrategy[tuple[str, bytes]]:
@@ -426,10 +456,8 @@ def tried_commands(count: int, folder: Path) -> None:
     @bounded(count)
     @given(drawn(lambda r: command_lines(r, COMMANDS)))
     def test(words: list[str]) -> None:
-        begin = time.process_time()
         with contextlib.chdir(folder), little_memory():
-            code, out, err = run(words)
-        assert time.process_time() - begin < SECONDS
+            code, out, err = soon(lambda: run(words))
         assert code in (0, 1, 2), code
         if code == 2:
             assert out == ""
@@ -443,6 +471,23 @@ def tried_commands(count: int, folder: Path) -> None:
                 json.loads(out, parse_constant=no_json)
 
     test()
+
+
+def test_a_link_slower_than_any_is_refused(tmp_path: Path) -> None:
+    """Its workers would be simulated for millions of iterations of the others."""
+    text = (INPUTS / "cluster.toml").read_text()
+    (tmp_path / "cluster.toml").write_text(text.replace('latency_s = "50us"', "latency_s = 1000"))
+    with pytest.raises(InputError, match="latency_s: must be at most 100, got 1000"):
+        of_cluster(tmp_path / "cluster.toml")
+
+
+def test_ten_thousand_servers_are_predicted_soon(tmp_path: Path) -> None:
+    """Servers with the same parts of tensors are alike, and gone through once."""
+    (tmp_path / "runs.csv").write_text(
+        "model,device,batch_size,workers,arch,sync,servers,jitter,bandwidth_bytes_per_s,step_s\n"
+        "resnet18,v100,32,2,ps,bsp,10000,0.1,1e9,0.5\n"
+    )
+    assert check(lambda: of_runs(tmp_path / "runs.csv"))
 
 
 def test_names_with_control_characters_are_printed_as_escapes(tmp_path: Path) -> None:
