@@ -24,7 +24,7 @@ from perfmodel.predicting import coarse, fine, job_facts
 from perfmodel.predicting.answer import prediction_of
 from perfmodel.predicting.budget import MOST_OPS
 from perfmodel.predicting.fine import build_graph
-from perfmodel.predicting.job_facts import Totals
+from perfmodel.predicting.job_facts import TrainingAmount
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
@@ -156,7 +156,7 @@ def predict(
     number("rel_ci", rel_ci, above=0.0, at_most=1.0)
     if max_ops != math.inf:
         number("max_ops", max_ops, at_least=1.0, at_most=MOST_MAX_OPS)
-    totals = Totals(dataset_size, epochs)
+    totals = TrainingAmount(dataset_size, epochs)
     if iterations is not None:
         whole_number("iterations", iterations, at_most=MOST_ITERATIONS)
         if fidelity != "fine":

@@ -23,7 +23,7 @@ from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
 from perfmodel.inputs.job import Job
-from perfmodel.predicting.intervals import Kind, Learnt, kind_of, step_interval, uncertainty
+from perfmodel.predicting.intervals import JobKind, Learnt, kind_of, step_interval, uncertainty
 from perfmodel.results.prediction import Prediction
 from perfmodel.validation import shipped_cases
 
@@ -108,7 +108,7 @@ def covered(some: Sequence[Run]) -> Mapping[str, tuple[int, int]]:
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(path: Path) -> None:
     """Learn how far predictions are off from measured runs."""
-    by_kind: dict[Kind, list[Run]] = {}
+    by_kind: dict[JobKind, list[Run]] = {}
     for run in runs(path):
         by_kind.setdefault(kind_of(run.job), []).append(run)
     for kind, some in by_kind.items():

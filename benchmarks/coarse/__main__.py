@@ -14,7 +14,7 @@ from benchmarks.coarse.measure import Row, Store, by_group, known, rows, simulat
 from benchmarks.coarse.speed import speeds
 from perfmodel.cli.printing import console
 from perfmodel.predicting import bands, coarse
-from perfmodel.predicting.bands import Table
+from perfmodel.predicting.bands import BandTable
 
 MEASURING, CHECKING = 1, 2
 """Seeds of the jobs that bands are measured on, and of those that check them."""
@@ -52,7 +52,7 @@ def main(measure: bool, worst: int, jobs: int, processes: int, store: Path, spee
     if measure:
         found = by_group(rows(measuring, kept))
         groups = {name: grown(some) for name, some in found.items() if len(some) >= 2 * FEWEST}
-        table = Table(seed=MEASURING, drawn=jobs, groups=groups)
+        table = BandTable(seed=MEASURING, drawn=jobs, groups=groups)
         text = msgspec.json.format(msgspec.json.encode(table), indent=1)
         bands.PATH.write_bytes(text + b"\n")
         bands.table.cache_clear()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from perfmodel.predicting.bands import Class
+from perfmodel.predicting.bands import BandClass
 
 FEWEST = 24
 """Jobs of a class at least, of those that its band is measured on."""
@@ -47,7 +47,7 @@ def band(errors: Sequence[float]) -> float:
     return float(np.sort(np.abs(errors))[rank - 1])
 
 
-def grown(jobs: Sequence[Known]) -> Class:
+def grown(jobs: Sequence[Known]) -> BandClass:
     """The classes of a group.
 
     Every other job chooses the traits, the rest measure the bands: these are then of jobs that
@@ -56,9 +56,9 @@ def grown(jobs: Sequence[Known]) -> Class:
     return _grown(jobs[::2], jobs[1::2], DEEPEST)
 
 
-def _grown(choosing: Sequence[Known], measuring: Sequence[Known], depth: int) -> Class:
+def _grown(choosing: Sequence[Known], measuring: Sequence[Known], depth: int) -> BandClass:
     size = np.abs([job.error for job in measuring])
-    here = Class(
+    here = BandClass(
         jobs=len(measuring),
         median=_up(float(np.median(size))),
         p90=max(_up(band([job.error for job in measuring])), LEAST),

@@ -18,9 +18,10 @@ from perfmodel import build_graph, predict
 from perfmodel.architectures import registry
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.predicting import bands, coarse
-from perfmodel.predicting.bands import Class
+from perfmodel.predicting.bands import BandClass
 
 Progress = Callable[[int, int], None]
+
 
 class Simulated(msgspec.Struct, frozen=True):
     """The iteration time that simulating a job found.
@@ -115,7 +116,7 @@ class Row(msgspec.Struct, frozen=True):
         """Of the formulas, as a fraction of the simulated iteration; positive if they are slow."""
         return self.coarse_s / self.fine_s - 1.0
 
-    def band(self, groups: dict[str, Class]) -> float:
+    def band(self, groups: dict[str, BandClass]) -> float:
         """The declared error: 0 where the formulas are exact, infinite where it is not known."""
         if self.exact:
             return 0.0

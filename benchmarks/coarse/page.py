@@ -11,12 +11,12 @@ from benchmarks.coarse.classes import FEWEST
 from benchmarks.coarse.draw import Cell
 from benchmarks.coarse.measure import Row, known
 from perfmodel.api import TOLERANCE
-from perfmodel.predicting.bands import Class, Table, narrowest
+from perfmodel.predicting.bands import BandClass, BandTable, narrowest
 
 TEMPLATE = Path(__file__).with_name("page.md")
 
 
-def page(table: Table, found: Sequence[Row], drawn: Sequence[Cell]) -> str:
+def page(table: BandTable, found: Sequence[Row], drawn: Sequence[Cell]) -> str:
     """The text of the page: for ``found``, of the jobs that were ``drawn``."""
     exact = [row for row in found if row.exact]
     return TEMPLATE.read_text().format(
@@ -37,7 +37,9 @@ def _markdown(rows: Iterator[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _groups(table: Table, found: Sequence[Row], drawn: Sequence[Cell]) -> Iterator[Sequence[str]]:
+def _groups(
+    table: BandTable, found: Sequence[Row], drawn: Sequence[Cell]
+) -> Iterator[Sequence[str]]:
     yield (
         *("group", "jobs", "left out", "exact", "median", "p90", "worst", "within band"),
         *("by formula", "near enough"),
@@ -70,14 +72,14 @@ def _sizes(rows: Sequence[Row]) -> tuple[str, str]:
     return f"{np.median(size):.1%}", f"{np.quantile(size, 0.9):.1%}"
 
 
-def _within(rows: Sequence[Row], table: Table) -> str:
+def _within(rows: Sequence[Row], table: BandTable) -> str:
     if not rows:
         return ""
     held = [abs(row.error) <= row.band(dict(table.groups)) for row in rows]
     return f"{np.mean(held):.0%}"
 
 
-def _classes(table: Table, found: Sequence[Row]) -> Iterator[Sequence[str]]:
+def _classes(table: BandTable, found: Sequence[Row]) -> Iterator[Sequence[str]]:
     yield "class", "measured", "band", "jobs", "median", "p90", "within"
     members: dict[str, list[Row]] = {}
     for row in found:
@@ -97,7 +99,7 @@ def _classes(table: Table, found: Sequence[Row]) -> Iterator[Sequence[str]]:
             )
 
 
-def _leaves(one: Class, name: str) -> Iterator[tuple[str, Class]]:
+def _leaves(one: BandClass, name: str) -> Iterator[tuple[str, BandClass]]:
     if one.with_trait is None or one.without_trait is None:
         yield name, one
         return

@@ -46,9 +46,7 @@ STATIONS = ("pull", "push", "update", "own pull", "own push")
 class Options(Base, frozen=True, forbid_unknown_fields=True):
     """Options of EASGD."""
 
-    period: Annotated[
-        int, Option("local steps from one exchange with the centre to the next")
-    ] = 4
+    period: Annotated[int, Option("local steps from one exchange with the centre to the next")] = 4
     moving_rate: Annotated[
         float, Option("how far worker and centre move towards each other; no effect on time")
     ] = 0.1

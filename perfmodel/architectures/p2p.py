@@ -51,7 +51,7 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
         number("reduce_per_byte_s", self.reduce_per_byte_s)
 
 
-class Messages(msgspec.Struct, frozen=True, eq=False):
+class PeerMessages(msgspec.Struct, frozen=True, eq=False):
     """The messages from a worker to each peer, in the order in which backward computes gradients.
 
     ``layer`` (messages,) index and ``bytes`` (messages,) of their gradients; ``dense`` (layers,)
@@ -63,7 +63,7 @@ class Messages(msgspec.Struct, frozen=True, eq=False):
     dense: Floats
 
 
-def messages_of(job: Job) -> Messages:
+def messages_of(job: Job) -> PeerMessages:
     """A message for each layer, or several where it has more than ``partition_bytes``."""
     tensors = tensors_of(job.workload)
     dense = np.zeros(len(job.workload.layers))
@@ -71,7 +71,7 @@ def messages_of(job: Job) -> Messages:
     layers = np.flatnonzero(dense)[::-1]
     times = parts_of(dense[layers], Options.of(job).partition_bytes)
     layer = np.repeat(layers, times)
-    return Messages(layer, dense[layer] / np.repeat(times, times), dense)
+    return PeerMessages(layer, dense[layer] / np.repeat(times, times), dense)
 
 
 def build(job: Job, *, fold: bool = False) -> OpGraph:
@@ -107,7 +107,7 @@ def _parts(job: Job) -> int:
     return job.workers if Options.of(job).exchange == "sharded" else 1
 
 
-def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> Ids:
+def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: PeerMessages) -> Ids:
     """Ops after which each message may be sent, (workers, messages)."""
     alone = job.workers == 1  # no peer to send to
     made = workers.backward if alone else Options.of(job).encoded(b, workers, messages.dense)
@@ -116,7 +116,7 @@ def _gradients(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) 
     return np.broadcast_to(made[:, :1], (len(made), len(messages.layer)))
 
 
-def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: Messages) -> Ids:
+def _apply(b: GraphBuilder, job: Job, workers: Workers, messages: PeerMessages) -> Ids:
     """Each worker's update of each layer's parameters, or of its share of them: (workers, layers).
 
     The gradients of the others are decoded and added to its own before. All this is after the
@@ -137,7 +137,7 @@ class _Lines:
     """
 
     def __init__(
-        self, b: GraphBuilder, job: Job, workers: Workers, messages: Messages, fold: bool
+        self, b: GraphBuilder, job: Job, workers: Workers, messages: PeerMessages, fold: bool
     ) -> None:
         members = job.workers
         self._b, self._options, self._messages = b, Options.of(job), messages

@@ -77,7 +77,7 @@ def block_of(blocks: Sequence[Block], identity: int) -> Block:
     return blocks[bisect.bisect_right(blocks, identity, key=lambda block: block.first) - 1]
 
 
-class Use(NamedTuple):
+class OpUse(NamedTuple):
     """The resource that an op takes time on.
 
     ``operation`` is the label of the op's block; ``family`` the label of the resource's block and
@@ -227,7 +227,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         """The slots an op holds."""
         return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]
 
-    def uses(self, ops: Iterable[int], link_utilisation: Floats) -> dict[int, Use]:
+    def uses(self, ops: Iterable[int], link_utilisation: Floats) -> dict[int, OpUse]:
         """The use of each op: of the busiest link of its path, or else of its first slot."""
         named: dict[tuple[bool, int], tuple[str, str]] = {}
         found = {}
@@ -241,12 +241,12 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             elif len(slots):
                 identity = int(slots[0])
             else:
-                found[op] = Use(operation, "", "", fixed_s)
+                found[op] = OpUse(operation, "", "", fixed_s)
                 continue
             if (over_link, identity) not in named:
                 block = block_of(self.links if over_link else self.slots, identity)
                 named[over_link, identity] = block.label, block.name(identity)
-            found[op] = Use(operation, *named[over_link, identity], fixed_s)
+            found[op] = OpUse(operation, *named[over_link, identity], fixed_s)
         return found
 
     def rate_cap_bytes_per_s(self, op: int) -> float:

@@ -29,7 +29,7 @@ BATCH_SIZE = 32
 """Batch size of an estimate where the user names none."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class MeasuredDevice(msgspec.Struct, frozen=True):
     """A device of the target's kind that the profile has timings on, by batch size.
 
     ``factors`` are the speedups on the target, over those of the rooflines, of the other models
@@ -123,7 +123,7 @@ def _places(
     devices: Mapping[str, Device],
     others: Sequence[Profile],
     flop: bool,
-) -> list[Place]:
+) -> list[MeasuredDevice]:
     """The best of the profile's devices to estimate from."""
     rates = _rates(others, precision, devices, efficiency=flop)
     found = []
@@ -136,13 +136,13 @@ def _places(
                 if {(one.name, target.name), (one.name, name)} <= rates.keys()
             ]
             timings.sort(key=lambda t: t.batch_size)
-            found.append(Place(devices[name], timings, factors))
+            found.append(MeasuredDevice(devices[name], timings, factors))
     best = max((place.rank for place in found), default=None)
     return [place for place in found if place.rank == best]
 
 
 def _transferred(
-    profile: Profile, target: Device, size: int, places: Sequence[Place], flop: bool
+    profile: Profile, target: Device, size: int, places: Sequence[MeasuredDevice], flop: bool
 ) -> tuple[Timing, Assumption, float | None]:
     """The profile's times on the places, transferred to the target; assumptions; error."""
     found = []
@@ -184,7 +184,7 @@ def _transferred(
 
 
 def _on_target(
-    profile: Profile, there: Workload, place: Place, target: Device, flop: bool
+    profile: Profile, there: Workload, place: MeasuredDevice, target: Device, flop: bool
 ) -> NDArray[np.float64]:
     """Seconds of the forward and then of the backward pass of each layer on the target."""
     factor = float(np.median(place.factors)) if place.factors else 1.0

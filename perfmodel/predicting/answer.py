@@ -10,7 +10,7 @@ from perfmodel.results.prediction import Prediction
 
 
 def prediction_of(
-    job: Job, outcome: Outcome, totals: job_facts.Totals, max_ops: float
+    job: Job, outcome: Outcome, totals: job_facts.TrainingAmount, max_ops: float
 ) -> Prediction:
     """The prediction: the outcome, the facts of the job, and the interval.
 
@@ -49,5 +49,5 @@ def prediction_of(
         notes=(*job_facts.notes_of(job, memory), *outcome.notes),
         assumptions=job.assumptions,
         provenance=provenance(job.seed, job_facts.inputs_of(job)),
-        timeline=fine.Timeline(job, max_ops) if outcome.fidelity == "fine" else None,
+        timeline=fine.SettledIterations(job, max_ops) if outcome.fidelity == "fine" else None,
     )

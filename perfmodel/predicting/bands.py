@@ -38,7 +38,7 @@ BUSY = 0.6
 """Utilisation from which a link or a server counts as busy."""
 
 
-class Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BandClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A class of jobs: errors of the formulas, as fractions of the simulated iteration.
 
     Attributes
@@ -53,24 +53,24 @@ class Class(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     median: float
     p90: float
     trait: str = ""
-    with_trait: Class | None = msgspec.field(default=None, name="having")
-    without_trait: Class | None = msgspec.field(default=None, name="lacking")
+    with_trait: BandClass | None = msgspec.field(default=None, name="having")
+    without_trait: BandClass | None = msgspec.field(default=None, name="lacking")
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class BandTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The classes of each group of jobs, and the jobs that they were measured on: the first
     ``drawn`` of a ``seed``."""
 
     schema: str = SCHEMA
     seed: int
     drawn: int
-    groups: Mapping[str, Class]
+    groups: Mapping[str, BandClass]
 
 
 @functools.cache
-def table() -> Table:
+def table() -> BandTable:
     """The measured classes."""
-    return files.read(PATH, Table, SCHEMA)
+    return files.read(PATH, BandTable, SCHEMA)
 
 
 def group_of(job: Job) -> str:
@@ -118,7 +118,7 @@ def _options(job: Job) -> frozenset[str]:
     )
 
 
-def class_of(job: Job, found: Phases) -> tuple[Class, str] | None:
+def class_of(job: Job, found: Phases) -> tuple[BandClass, str] | None:
     """The leaf class of a job, and its name; None if its group was not measured."""
     group = group_of(job)
     if group not in table().groups:
@@ -126,7 +126,7 @@ def class_of(job: Job, found: Phases) -> tuple[Class, str] | None:
     return narrowest(table().groups[group], group, traits(job, found))
 
 
-def narrowest(whole: Class, group: str, has: frozenset[str]) -> tuple[Class, str]:
+def narrowest(whole: BandClass, group: str, has: frozenset[str]) -> tuple[BandClass, str]:
     """The leaf class of a group for a job with these traits, and its name."""
     one, words = whole, [group]
     while one.with_trait is not None and one.without_trait is not None:

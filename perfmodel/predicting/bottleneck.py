@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.engine.measures import Measures
-from perfmodel.graph.op_graph import OpGraph, Use
+from perfmodel.graph.op_graph import OpGraph, OpUse
 from perfmodel.results.prediction import Bottleneck, CriticalStep
 
 LATENCY = "latency"
@@ -66,7 +66,7 @@ def _critical_ops(measures: Measures) -> Iterator[tuple[int, float, float]]:
 
 
 def _steps(
-    graph: OpGraph, known: Mapping[int, Use], measures: Measures
+    graph: OpGraph, known: Mapping[int, OpUse], measures: Measures
 ) -> tuple[CriticalStep, ...]:
     """The critical cycle, with consecutive ops on one resource merged."""
     steps: list[CriticalStep] = []

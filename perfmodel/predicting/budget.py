@@ -42,7 +42,7 @@ SAMPLES = (8, 16, 32)
 """Numbers of workers of the smaller graphs."""
 
 
-class Cost(msgspec.Struct, frozen=True):
+class SimulationCost(msgspec.Struct, frozen=True):
     """Cost of a simulation: operations of the graph, and rounds."""
 
     graph_ops: float
@@ -95,10 +95,12 @@ def built(
     except TooLargeError:
         if most == MOST:
             raise
-        raise _too_large(job, Cost(float(most), STEADY_ROUNDS), max_ops, known=False) from None
+        raise _too_large(
+            job, SimulationCost(float(most), STEADY_ROUNDS), max_ops, known=False
+        ) from None
     cost = cost_of(graph, job, iterations) if graph is not None else expected
     if graph is None or cost is None or cost.ops > max_ops:
-        raise _too_large(job, cost or Cost(float(most), STEADY_ROUNDS), max_ops)
+        raise _too_large(job, cost or SimulationCost(float(most), STEADY_ROUNDS), max_ops)
     return graph
 
 
@@ -114,7 +116,7 @@ def iterations_in_a_round(job: Job) -> float:
     return max(slowdowns) * sum(1.0 / each for each in slowdowns) / len(slowdowns)
 
 
-def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
+def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> SimulationCost:
     """Cost of simulating the graph of a job: its first ``iterations``, or the long run."""
     choices = [rule for rule in graph.rules if isinstance(rule, Choice)]
     routes = sum(rule.routes.size for rule in choices if rule.routes is not None)
@@ -130,7 +132,7 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Cost:
         for rule in graph.rules
         if isinstance(rule, Quantum)
     )
-    return Cost(graph.n_ops + turns + ALTERNATIVE * routes, rounds)
+    return SimulationCost(graph.n_ops + turns + ALTERNATIVE * routes, rounds)
 
 
 def _bound(job: Job) -> float:
@@ -141,7 +143,7 @@ def _bound(job: Job) -> float:
 
 def _expected(
     job: Job, build: Callable[[Job], OpGraph], iterations: int | None = None
-) -> Cost | None:
+) -> SimulationCost | None:
     """The cost of a job, extrapolated from fewer workers; None where such jobs are impossible."""
     costs = []
     for workers in SAMPLES:
@@ -153,10 +155,12 @@ def _expected(
         costs.append(cost_of(graph, job, iterations))
     square = np.polyfit(SAMPLES, [cost.graph_ops for cost in costs], 2)
     ops = max(float(np.polyval(square, job.workers)), costs[-1].graph_ops)
-    return Cost(ops, costs[-1].rounds)
+    return SimulationCost(ops, costs[-1].rounds)
 
 
-def _too_large(job: Job, cost: Cost, max_ops: float, *, known: bool = True) -> TooLargeError:
+def _too_large(
+    job: Job, cost: SimulationCost, max_ops: float, *, known: bool = True
+) -> TooLargeError:
     more, enough = ("", f"{1.1 * cost.ops:.2g}") if known else ("more than ", "of more")
     return TooLargeError(
         f"simulating {job.architecture.name} with {job.workers} workers takes {more}{cost.text}, "

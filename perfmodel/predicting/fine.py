@@ -112,7 +112,7 @@ def predict(
     )
 
 
-class Timeline(msgspec.Struct, frozen=True):
+class SettledIterations(msgspec.Struct, frozen=True):
     """Two settled iterations of a job, simulated when they are asked for."""
 
     job: Job

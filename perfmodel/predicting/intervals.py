@@ -57,7 +57,7 @@ CONFIDENCE_WIDTH = 1.96
 """Standard deviations on each side of the mean in a confidence interval of 95 %."""
 
 
-class Kind(NamedTuple):
+class JobKind(NamedTuple):
     """Kinds of jobs with different residuals.
 
     Attributes
@@ -84,20 +84,20 @@ class Learnt(NamedTuple):
     workers: int
 
 
-LEARNT: Mapping[Kind, Learnt] = {
-    Kind("measured", False): Learnt(0.057, 0.009, 0.005, 42, 8),
-    Kind("measured", True): Learnt(0.026, 0.318, 0.017, 25, 8),
-    Kind("nominal", False): Learnt(0.204, 0.005, 0.145, 71, 16),
-    Kind("nominal", True): Learnt(0.204, 0.318, 0.145, 0, 8),
+LEARNT: Mapping[JobKind, Learnt] = {
+    JobKind("measured", False): Learnt(0.057, 0.009, 0.005, 42, 8),
+    JobKind("measured", True): Learnt(0.026, 0.318, 0.017, 25, 8),
+    JobKind("nominal", False): Learnt(0.204, 0.005, 0.145, 71, 16),
+    JobKind("nominal", True): Learnt(0.204, 0.318, 0.145, 0, 8),
 }
 """There are no runs of the last kind: its ``always`` is that of nominal links, its ``waiting`` that
 of asynchronous workers."""
 
 
-def kind_of(job: Job) -> Kind:
+def kind_of(job: Job) -> JobKind:
     """The kind of a job."""
     network = "measured" if job.cluster.source.kind == "measured" else "nominal"
-    return Kind(network, job.options.asynchronous)
+    return JobKind(network, job.options.asynchronous)
 
 
 def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncertainty:
@@ -172,7 +172,7 @@ def interval_of(job: Job, found: Outcome) -> Interval:
     )
 
 
-def _text(job: Job, kind: Kind, parts: Uncertainty, slow: bool) -> str:
+def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool) -> str:
     """The contributions to the interval's width, and extrapolations, in words."""
     among = LEARNT[kind]
     links = f"runs with {kind.network} links"

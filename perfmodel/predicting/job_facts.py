@@ -20,7 +20,7 @@ LEAST_STEP_S = 1e-12
 """Least computation of a step (s)."""
 
 
-class Totals(msgspec.Struct, frozen=True):
+class TrainingAmount(msgspec.Struct, frozen=True):
     """Amount of training: samples per epoch and epochs, where given.
 
     Raises
@@ -80,7 +80,7 @@ def memory_of(job: Job) -> Memory:
     return Memory(worker, server, has)
 
 
-def training_of(job: Job, iterations_per_s: float, totals: Totals) -> Training | None:
+def training_of(job: Job, iterations_per_s: float, totals: TrainingAmount) -> Training | None:
     """Training time, every sample once per epoch; the last, partial batches count as whole ones."""
     if totals.dataset_size is None:
         return None

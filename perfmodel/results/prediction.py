@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-
 class ModelAge(msgspec.Struct, frozen=True):
     """Local steps since the last exchange of a worker's model.
 
@@ -28,6 +27,7 @@ class ModelAge(msgspec.Struct, frozen=True):
     exchange_every: float
     mean: float
     p90: int
+
 
 SCHEMA = "perfmodel.prediction/1"
 

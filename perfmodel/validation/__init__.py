@@ -2,13 +2,13 @@
 
 from perfmodel.validation.cases import Case, Cases, MeasuredValues, read_cases, shipped_cases
 from perfmodel.validation.scores import Summary, summarise
-from perfmodel.validation.validate import Outcome, Validation, validate
+from perfmodel.validation.validate import CaseScores, Validation, validate
 
 __all__ = [
     "Case",
+    "CaseScores",
     "Cases",
     "MeasuredValues",
-    "Outcome",
     "Summary",
     "Validation",
     "read_cases",

@@ -124,7 +124,7 @@ class Cases(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             names.add(case.name)
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that is ready to be predicted, and its measured results."""
 
     name: str
@@ -134,7 +134,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
 
 
-def read_cases(path: str | Path) -> list[Measurement]:
+def read_cases(path: str | Path) -> list[MeasuredJob]:
     """Read a cases file.
 
     Raises
@@ -146,9 +146,9 @@ def read_cases(path: str | Path) -> list[Measurement]:
     return _ready(files.read(path, Cases, SCHEMA), path.parent, str(path))
 
 
-def shipped_cases() -> list[Measurement]:
+def shipped_cases() -> list[MeasuredJob]:
     """The cases that come with the package, of all files."""
-    found: list[Measurement] = []
+    found: list[MeasuredJob] = []
     for path in sorted((catalogue.folder() / "cases").iterdir()):
         if path.suffix in (".json", ".toml"):
             found += read_cases(path)
@@ -157,7 +157,7 @@ def shipped_cases() -> list[Measurement]:
 
 def read_measurements(
     path: str | Path, workload: str | None = None, cluster: str | None = None
-) -> list[Measurement]:
+) -> list[MeasuredJob]:
     """Read a cases file; or a run's file, given its workload and cluster.
 
     Raises
@@ -172,7 +172,7 @@ def read_measurements(
 
 def of_run(
     run: MeasuredRun, workload: str | Path | Profile, cluster: str | Path | Cluster
-) -> Measurement:
+) -> MeasuredJob:
     """A run of ``perfmodel measure training`` as a case, given its workload and cluster.
 
     Raises
@@ -181,7 +181,7 @@ def of_run(
     """
     made = run.measured
     spread = made.iteration_std_s / made.iteration_s / (made.iterations * run.workers) ** 0.5
-    return Measurement(
+    return MeasuredJob(
         name=run.name,
         group=run.arch,
         job=api.make_job(workload=workload, cluster=cluster, **run.arguments()),
@@ -196,7 +196,7 @@ def of_run(
     )
 
 
-def _ready(found: Cases, folder: Path, name: str) -> list[Measurement]:
+def _ready(found: Cases, folder: Path, name: str) -> list[MeasuredJob]:
     ready = []
     for case in found.cases:
         try:
@@ -204,7 +204,7 @@ def _ready(found: Cases, folder: Path, name: str) -> list[Measurement]:
         except InputError as error:
             raise InputError(f"{name}: case {case.name!r}: {error}") from None
         ready.append(
-            Measurement(
+            MeasuredJob(
                 name=case.name,
                 group=case.group or found.name,
                 job=job,
@@ -264,8 +264,8 @@ __all__ = [
     "Case",
     "CaseJob",
     "Cases",
+    "MeasuredJob",
     "MeasuredValues",
-    "Measurement",
     "of_run",
     "read_cases",
     "read_measurements",

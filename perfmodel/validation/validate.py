@@ -11,7 +11,7 @@ import msgspec
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.results.prediction import Prediction
-from perfmodel.validation.cases import Measurement
+from perfmodel.validation.cases import MeasuredJob
 from perfmodel.validation.scores import MEASURES, Score, Summary, summarise
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ STATISTICS: tuple[Statistic, ...] = ("median", "p90", "worst")
 Progress = Callable[[int, int], None]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CaseScores(msgspec.Struct, frozen=True, kw_only=True):
     """A predicted case: its scores by measure (see :data:`MEASURES`)."""
 
     name: str
@@ -37,7 +37,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """Predictions of measured jobs, in the order of the cases."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CaseScores, ...]
     fidelity: str
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         }
         return found if len(found) == 1 else found | {"all": self._summary(self.outcomes)}
 
-    def _summary(self, outcomes: Sequence[Outcome]) -> dict[str, Summary]:
+    def _summary(self, outcomes: Sequence[CaseScores]) -> dict[str, Summary]:
         errors = {
             measure: [o.scores[measure].error for o in outcomes if measure in o.scores]
             for measure in MEASURES
@@ -140,7 +140,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def validate(
-    cases: Sequence[Measurement],
+    cases: Sequence[MeasuredJob],
     *,
     fidelity: api.Fidelity = "fine",
     progress: Progress | None = None,
@@ -170,7 +170,7 @@ def validate(
     return Validation(outcomes=tuple(outcomes), fidelity=fidelity)
 
 
-def _outcome(case: Measurement, prediction: Prediction) -> Outcome:
+def _outcome(case: MeasuredJob, prediction: Prediction) -> CaseScores:
     measured = case.measured
     samples = case.job.workers * case.job.workload.batch_size
     pairs = {
@@ -193,7 +193,7 @@ def _outcome(case: Measurement, prediction: Prediction) -> Outcome:
         "step_s": interval.iteration_s if interval is not None else None,
         "samples_per_s": interval.throughput_samples_per_s if interval is not None else None,
     }
-    return Outcome(
+    return CaseScores(
         name=case.name,
         group=case.group,
         scores={

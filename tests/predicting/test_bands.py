@@ -20,7 +20,7 @@ from perfmodel.api import TOLERANCE
 from perfmodel.architectures.registry import names
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.predicting import bands, coarse
-from perfmodel.predicting.bands import Table, narrowest
+from perfmodel.predicting.bands import BandTable, narrowest
 
 FRESH = 5
 """A seed that neither measures bands nor checks them."""
@@ -120,7 +120,7 @@ def test_too_few_jobs_are_not_split() -> None:
 
 
 def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
-    def sizes(one: bands.Class) -> Iterable[int]:
+    def sizes(one: bands.BandClass) -> Iterable[int]:
         yield one.jobs
         for part in (one.with_trait, one.without_trait):
             if part is not None:
@@ -135,7 +135,7 @@ def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
 
 def test_what_was_not_measured_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(model="resnet18", arch="asp", workers=4)
-    empty = Table(seed=0, drawn=0, groups={})
+    empty = BandTable(seed=0, drawn=0, groups={})
     monkeypatch.setattr(bands, "table", lambda: empty)
     found = coarse.error_band(job)
     assert found.p90 is None

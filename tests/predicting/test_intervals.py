@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from benchmarks.accuracy import intervals as learning
 from perfmodel import InputError, Jitter, Source, make_job, predict
 from perfmodel.base.uncertainty import Uncertainty
-from perfmodel.predicting.intervals import LEARNT, Kind, Learnt, kind_of, step_interval, uncertainty
+from perfmodel.predicting.intervals import (
+    LEARNT,
+    JobKind,
+    Learnt,
+    kind_of,
+    step_interval,
+    uncertainty,
+)
 from tests.jobs import cluster, workload
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
@@ -217,6 +224,6 @@ def test_intervals_learnt_from_better_predictions_are_too_narrow() -> None:
 
 
 def test_constants_are_there_for_every_kind() -> None:
-    kinds = [Kind(network, way) for network in ("measured", "nominal") for way in (False, True)]
+    kinds = [JobKind(network, way) for network in ("measured", "nominal") for way in (False, True)]
     assert set(LEARNT) == set(kinds)
     assert all(isinstance(each, Learnt) and each.always > 0.0 for each in LEARNT.values())

@@ -17,7 +17,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Source
 from perfmodel.base.units import dimension_of, show
-from perfmodel.calibration.runs.likelihood import KEPT, RUN_SPREAD, Known, Problem
+from perfmodel.calibration.runs.likelihood import KEPT, RUN_SPREAD, Known, RunsLikelihood
 from perfmodel.calibration.runs.parameters import (
     OVERLAP,
     PARAMETERS,
@@ -40,7 +40,7 @@ from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse
 
 Progress = Callable[[int, int], None]
-_Searched = tuple[Problem, Floats, float]
+_Searched = tuple[RunsLikelihood, Floats, float]
 """Runs with one setting of the overlap, the fit to them, and its scale."""
 
 OUTLIER = 5.0
@@ -254,7 +254,7 @@ def fit_runs(
     names = [name for name in PARAMETERS if asked is None or name in asked]
     if not names and not choosing:
         raise InputError(f"fit: {', '.join(asked or ()) or 'nothing'}: the runs say it themselves")
-    problems = [Problem(runs, some, run_spread) for some in _choices(runs, choosing)]
+    problems = [RunsLikelihood(runs, some, run_spread) for some in _choices(runs, choosing)]
     steps = _Steps(progress, len(problems) + FOLDS + 1)
     searched = [_searched(problem, names, choosing, steps) for problem in problems]
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
@@ -332,7 +332,9 @@ def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
     return [was, not was]
 
 
-def _searched(problem: Problem, names: Sequence[str], choosing: bool, steps: _Steps) -> _Searched:
+def _searched(
+    problem: RunsLikelihood, names: Sequence[str], choosing: bool, steps: _Steps
+) -> _Searched:
     """The best fit of the parameters that have an effect."""
     problem.names = [name for name in names if problem.effect(name) > EFFECT]
     if not problem.names and not choosing:
@@ -354,7 +356,7 @@ def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
     return best, Overlap(value, was, margin, "identified" if clear else "not identified")
 
 
-def _held_out(problem: Problem, x: Floats, scale: float, steps: _Steps) -> Floats | None:
+def _held_out(problem: RunsLikelihood, x: Floats, scale: float, steps: _Steps) -> Floats | None:
     """Errors of the cross-validation; None if there are too few runs."""
     count = len(problem.misses(x[None])[0])
     if count <= len(x) + 1:

@@ -75,7 +75,7 @@ class Known(msgspec.Struct, frozen=True):
     other: str | None
 
 
-class Problem:
+class RunsLikelihood:
     """Runs with one setting of the overlap; points are coordinates, (points, parameters)."""
 
     def __init__(self, runs: Sequence[PastRun], overlap: bool | None, run_spread: float) -> None:

@@ -1,7 +1,7 @@
 """Parameters that can be fitted to past runs, and step times as functions of them.
 
 Step times are those of the coarse model. A table of runs has few jobs, each with several numbers of
-workers: :class:`Group` evaluates one job for all of these, and for many values, at once.
+workers: :class:`JobGroup` evaluates one job for all of these, and for many values, at once.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def with_overlap(job: Job, overlap: bool | None) -> Job:
     return msgspec.structs.replace(job, options=options)
 
 
-class Group(msgspec.Struct, frozen=True, eq=False):
+class JobGroup(msgspec.Struct, frozen=True, eq=False):
     """Jobs that differ only in the number of workers.
 
     ``index`` (jobs,) is the position of each among all jobs, ``workers`` (jobs,) its workers.
@@ -255,7 +255,7 @@ def _unlike(job: Job) -> bool:
     return bool(job.stragglers or job.cluster.overrides or job.cluster.by_workers)
 
 
-def groups_of(jobs: Sequence[Job]) -> list[Group]:
+def groups_of(jobs: Sequence[Job]) -> list[JobGroup]:
     """Jobs in groups."""
     alike: list[tuple[Job, list[int]]] = []
     for i, job in enumerate(jobs):
@@ -268,7 +268,7 @@ def groups_of(jobs: Sequence[Job]) -> list[Group]:
         else:
             found.append(i)
     return [
-        Group(
+        JobGroup(
             jobs[members[0]],
             quantities_of(jobs[members[0]]),
             np.array(members),
@@ -278,7 +278,7 @@ def groups_of(jobs: Sequence[Job]) -> list[Group]:
     ]
 
 
-def step_s(groups: Sequence[Group], values: Values, points: int) -> Floats:
+def step_s(groups: Sequence[JobGroup], values: Values, points: int) -> Floats:
     """Step times of all jobs, shape (points, jobs), for values of shape (points,)."""
     found = np.empty((points, sum(len(group.index) for group in groups)))
     for group in groups:

@@ -21,9 +21,9 @@ from perfmodel.calibration.servers.synchronous_model import (
     RUN_SPREAD,
     UNEVEN_SPREAD,
     Containers,
-    Problem,
     SynchronousModel,
     SynchronousRun,
+    SynchronousRuns,
     parts_of,
 )
 
@@ -273,7 +273,7 @@ def _fitted(
     """The most likely parameters; without spreads of model errors."""
     from scipy.optimize import least_squares
 
-    problem = Problem.of_models(models, containers, np.array(common), np.array(covariance))
+    problem = SynchronousRuns.of_models(models, containers, np.array(common), np.array(covariance))
     found = least_squares(
         problem.residuals, problem.start(), loss="cauchy", f_scale=TOLERATED, jac="2-point"
     )

@@ -170,7 +170,7 @@ def parts_of(
     return both + waiting, computing, waiting, serving
 
 
-class Problem(NamedTuple):
+class SynchronousRuns(NamedTuple):
     """Runs of models as arrays, and priors."""
 
     models: Sequence[SynchronousModel]
@@ -194,7 +194,7 @@ class Problem(NamedTuple):
         containers: Containers,
         common: Floats,
         covariance: Floats,
-    ) -> Problem:
+    ) -> SynchronousRuns:
         """The problem of some models, with priors of the common parameters."""
         runs = [(k, run) for k, one in enumerate(models) for run in one.runs]
         uneven = sorted({(k, run.servers) for k, run in runs if run.servers > 1})

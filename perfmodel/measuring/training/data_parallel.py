@@ -18,7 +18,7 @@ from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.measuring.processes.meeting import Meeting
 from perfmodel.measuring.processes.sockets import LostError
 from perfmodel.measuring.processes.torch_backend import choose_interface, store
-from perfmodel.measuring.training.emulated import EmulatedDevice, Loader, elements, factors
+from perfmodel.measuring.training.emulated import EmulatedDevice, EmulatedLoader, elements, factors
 from perfmodel.measuring.training.worker import Ran
 from perfmodel.profiler.libraries import import_torch
 from perfmodel.profiler.training import TrainingSetup
@@ -143,7 +143,7 @@ class EmulatedSteps(DataParallel):
         self._torch = import_torch()
         self._device, self._workload = device, workload
         self._factors = factors(jitter, seed, worker)
-        self._loader = Loader(workload.data_loading_s, device.clock())
+        self._loader = EmulatedLoader(workload.data_loading_s, device.clock())
         module = waiting_module(workload, self._compute)
         super().__init__(module, bucket_cap_mib)
         self._factor = 1.0

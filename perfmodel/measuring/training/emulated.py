@@ -91,7 +91,7 @@ def factors(jitter: Jitter, seed: int, worker: int) -> Iterator[float]:
             yield float(random.lognormal(-0.5 * sigma**2, sigma))
 
 
-class Loader:
+class EmulatedLoader:
     """A data loader that prefetches batches, one after the other, ``seconds`` each."""
 
     def __init__(self, seconds: float, start_s: float) -> None:
@@ -120,7 +120,7 @@ class EmulatedModel:
         self.device = device
         self.layers = expanded(workload).layers
         self._factors = factors(jitter, seed, worker)
-        self._loader = Loader(workload.data_loading_s, device.clock())
+        self._loader = EmulatedLoader(workload.data_loading_s, device.clock())
         sizes = [sum(layer.tensor_bytes) for layer in self.layers]
         self._gradients = [np.zeros(elements(size), np.float32) for size in sizes]
 
