@@ -18,6 +18,9 @@ MOST_LATENCY_S = 100.0
 """Latency of a link; a limit that catches typing errors. With a longer one other workers do
 millions of iterations while one message is under way."""
 
+LEAST_EFFICIENCY = 1e-3
+"""Fraction of its bandwidth that a link delivers; a limit that catches typing errors."""
+
 MOST_NICS = 1000
 """Links of a node to the network; a limit that catches typing errors."""
 
@@ -36,6 +39,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above=0.0)
         number("latency_s", self.latency_s, at_most=MOST_LATENCY_S)
         number("efficiency", self.efficiency, above=0.0)
+        number("efficiency", self.efficiency, at_least=LEAST_EFFICIENCY)
         if self.efficiency > 1.0:
             raise InputError(f"efficiency: must be at most 1, got {self.efficiency:g}")
 
