@@ -229,24 +229,40 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
 
     def uses(self, ops: Iterable[int], link_utilisation: Floats) -> dict[int, OpUse]:
         """The use of each op: of the busiest link of its path, or else of its first slot."""
+        blocks = np.array([block.first for block in self.ops])
+        labels = [block.label for block in self.ops]
+        busiest: dict[int, int] = {}  # by route
         named: dict[tuple[bool, int], tuple[str, str]] = {}
+        ids = np.fromiter(ops, np.int64)
+        rows = zip(
+            ids.tolist(),
+            (np.searchsorted(blocks, ids, "right") - 1).tolist(),
+            self.op_route[ids].tolist(),
+            (self.op_bytes[ids] > 0.0).tolist(),
+            self.op_seconds[ids].tolist(),
+            self.op_latency_s[ids].tolist(),
+            self.hold_start[ids].tolist(),
+            self.hold_start[ids + 1].tolist(),
+            strict=True,
+        )
         found = {}
-        for op in ops:
-            operation, fixed_s = block_of(self.ops, op).label, float(self.op_latency_s[op])
-            slots, path = self.held(op), self.path(op)
-            over_link = self.op_bytes[op] > 0.0 and len(path) > 0
+        for op, block, route, moves, seconds, latency_s, first, end in rows:
+            if moves and route != NONE and route not in busiest:
+                path = self.path(op)
+                busiest[route] = int(path[np.argmax(link_utilisation[path])]) if len(path) else NONE
+            link = busiest[route] if moves and route != NONE else NONE
+            over_link, fixed_s = link != NONE, latency_s
             if over_link:
-                identity = int(path[np.argmax(link_utilisation[path])])
-                fixed_s = float(self.op_seconds[op] + self.op_latency_s[op])
-            elif len(slots):
-                identity = int(slots[0])
+                resource, fixed_s = (True, link), seconds + latency_s
+            elif first < end:
+                resource = (False, int(self.hold_slots[first]))
             else:
-                found[op] = OpUse(operation, "", "", fixed_s)
+                found[op] = OpUse(labels[block], "", "", fixed_s)
                 continue
-            if (over_link, identity) not in named:
-                block = block_of(self.links if over_link else self.slots, identity)
-                named[over_link, identity] = block.label, block.name(identity)
-            found[op] = OpUse(operation, *named[over_link, identity], fixed_s)
+            if resource not in named:
+                its = self.links if over_link else self.slots
+                named[resource] = block_of(its, resource[1]).label, _name(its, resource[1])
+            found[op] = OpUse(labels[block], *named[resource], fixed_s)
         return found
 
     def rate_cap_bytes_per_s(self, op: int) -> float:

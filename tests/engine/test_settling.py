@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 
 import perfmodel
 from perfmodel.api import build_graph
 from perfmodel.engine import leads, warmup
-from perfmodel.engine.leads import possible_loss, settled_after, ties_of
+from perfmodel.engine.leads import possible_loss, settled_after, strong_components, ties_of
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import first_iterations, makespan, simulate
 from perfmodel.graph.builder import GraphBuilder
@@ -176,6 +180,19 @@ def test_workers_are_tied_where_one_waits_for_the_other(
     ties = ties_of(graph_of(arch, options))
     assert len(np.unique(ties.component)) == sets
     assert ties.longest == longest
+
+
+nodes = st.integers(0, 19)
+
+
+@given(st.lists(st.tuples(nodes, nodes), max_size=50))
+def test_strong_components_are_those_of_scipy(edges: list[tuple[int, int]]) -> None:
+    source, target = np.array(edges, np.int32).reshape(-1, 2).T
+    joined = coo_matrix((np.ones(len(edges)), (source, target)), shape=(20, 20))
+    sets, expected = connected_components(joined, connection="strong")
+    found = strong_components(20, source, target)
+    pairs = set(zip(found.tolist(), expected.tolist(), strict=True))
+    assert len(pairs) == sets == len(set(found.tolist()))
 
 
 def test_a_quorum_ties_nobody_to_the_slowest() -> None:

@@ -79,10 +79,19 @@ def ranked(one: Job, **axis: Any) -> list[tuple[float, str]]:
 
 
 def rules_change(one: Job, c: Crossover) -> None:
-    """Two phases are as long as each other, and no phase is longer; or they change places."""
+    """Two phases are as long as each other, and no phase is longer; or they change places.
+
+    Whole numbers: each rules on its side, where what is as long up to rounding may rule as well.
+    """
     if c.variable in crossovers.WHOLE:
         before, after = (ranked(one, **{c.variable: v}) for v in (c.value - 1.0, c.value))
-        assert (before[0][1], after[0][1]) == (c.below, c.above)
+        leads = []
+        for rows, name in ((before, c.below), (after, c.above)):
+            seconds = {each: value for value, each in rows}
+            equal(seconds[name], rows[0][0], 1e-8)
+            leads.append(seconds[c.below] - seconds[c.above])
+        assert c.below != c.above
+        assert leads[0] > leads[1]
         return
     rows = ranked(one, **{c.variable: c.value})
     seconds = {name: value for value, name in rows}
