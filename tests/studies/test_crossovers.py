@@ -78,20 +78,26 @@ def ranked(one: Job, **axis: Any) -> list[tuple[float, str]]:
     return sorted(rounded, key=lambda row: -row[0])
 
 
+def longest(one: Job, **axis: Any) -> set[str]:
+    """The first phases that are the longest, up to a tenth and up to ten times of rounding."""
+    seconds = {n: float(p.seconds) for n, p in coarse.phases(changed(one, **axis)).parts.items()}
+    most = max(seconds.values())
+    return {
+        next(name for name, value in seconds.items() if value >= most * (1.0 - tolerance))
+        for tolerance in (0.1 * crossovers.ROUNDING, 10.0 * crossovers.ROUNDING)
+    }
+
+
 def rules_change(one: Job, c: Crossover) -> None:
     """Two phases are as long as each other, and no phase is longer; or they change places.
 
-    Whole numbers: each rules on its side, where what is as long up to rounding may rule as well.
+    Whole numbers: each rules on its side; either may where they differ by rounding.
     """
     if c.variable in crossovers.WHOLE:
-        before, after = (ranked(one, **{c.variable: v}) for v in (c.value - 1.0, c.value))
-        leads = []
-        for rows, name in ((before, c.below), (after, c.above)):
-            seconds = {each: value for value, each in rows}
-            equal(seconds[name], rows[0][0], 1e-8)
-            leads.append(seconds[c.below] - seconds[c.above])
+        before, after = (longest(one, **{c.variable: v}) for v in (c.value - 1.0, c.value))
+        assert c.below in before
+        assert c.above in after
         assert c.below != c.above
-        assert leads[0] > leads[1]
         return
     rows = ranked(one, **{c.variable: c.value})
     seconds = {name: value for value, name in rows}
