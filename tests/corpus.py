@@ -36,8 +36,8 @@ MOST_OPS = 1e6
 """Operations of a simulation; jobs that take more are drawn again."""
 
 REL_CI = 0.05
-TEXTS = frozenset({"provenance", "assumptions", "notes", "schema"})
-"""Fields that say where figures come from, rather than what they are."""
+TEXTS = frozenset({"provenance", "assumptions", "notes", "schema", "interval"})
+"""Fields that say where figures come from, or how certain they are, rather than what they are."""
 
 
 class Entry(msgspec.Struct, frozen=True):
