@@ -1,9 +1,32 @@
-"""One measured figure and its prediction, and what there is to say of a source of them."""
+"""Measured runs, the predictions of their jobs, and what there is to say of a source of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from perfmodel import Job, predict
+from perfmodel.results.prediction import Prediction
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured run, and the job that it was.
+
+    ``step_s`` is the mean iteration of a worker, ``idle`` the mean fraction of the time in which
+    devices wait, ``staleness`` the mean of updates; None where not measured. The rest is as in
+    :class:`Case`.
+    """
+
+    group: str
+    name: str
+    job: Job
+    step_s: float | None = None
+    idle: float | None = None
+    staleness: float | None = None
+    pools: tuple[str, ...] = ()
+    setting: str = ""
+    others: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,3 +84,69 @@ class About:
     folder: str
     splits: Mapping[str, Split]
     remarks: str
+
+
+def predicted(runs: Iterable[Run]) -> list[Case]:
+    """Predict the job of each run: a case for each of its measured figures.
+
+    The interval is that of the prediction; the formulas and the :func:`baselines` are among its
+    other predictions. Equal jobs are predicted once.
+    """
+    known: dict[int, tuple[Job, Prediction, float]] = {}
+    found: list[Case] = []
+    for run in runs:
+        if id(run.job) not in known:
+            coarse_s = predict(run.job, fidelity="coarse").iteration_s
+            known[id(run.job)] = (run.job, predict(run.job), coarse_s)
+        found += _cases(run, *known[id(run.job)][1:])
+    return found
+
+
+def _cases(run: Run, prediction: Prediction, coarse_s: float) -> list[Case]:
+    case = Case(run.group, run.name, 0.0, 0.0, pools=run.pools)
+    found = []
+    if run.step_s is not None:
+        step = replace(
+            case,
+            predicted=prediction.iteration_s,
+            measured=run.step_s,
+            interval=prediction.interval.iteration_s,
+            others={"coarse": coarse_s, **baselines(run.job), **run.others},
+            setting=run.setting,
+            samples=float(run.job.workers * run.job.workload.batch_size),
+        )
+        found.append(step)
+    if run.idle is not None:
+        idle = _of_kind(case, "idle", prediction.idle_fraction.mean, run.idle)
+        found.append(replace(idle, relative=False, interval=prediction.interval.idle_fraction))
+    if run.staleness is not None and prediction.staleness is not None:
+        stale = _of_kind(case, "staleness", prediction.staleness.mean, run.staleness)
+        found.append(replace(stale, interval=prediction.interval.staleness))
+    return found
+
+
+def _of_kind(case: Case, kind: str, value: float, measured: float) -> Case:
+    return replace(
+        case,
+        group=f"{case.group}:{kind}",
+        pools=tuple(f"{pool}:{kind}" for pool in case.pools),
+        predicted=value,
+        measured=measured,
+    )
+
+
+def baselines(job: Job) -> dict[str, float]:
+    """Naive predictions of a step.
+
+    *Ideal scaling* is that of one device; *plain alpha-beta* adds a ring over the nominal link,
+    with nothing hidden.
+    """
+    work, cluster, n = job.workload, job.cluster, job.workers
+    alone_s = max(work.compute_s, work.data_loading_s)
+    between = cluster.nodes_for(n) > 1 or cluster.intra_node is None
+    link = cluster.nic if between or cluster.intra_node is None else cluster.intra_node
+    per_step_s = link.latency_s + work.gradient_bytes / n / link.bandwidth_bytes_per_s
+    return {
+        "ideal scaling": alone_s,
+        "plain alpha-beta": alone_s + 2 * (n - 1) * per_step_s,
+    }

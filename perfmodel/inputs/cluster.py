@@ -10,6 +10,7 @@ import msgspec
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, speed_ratio, whole_number
 from perfmodel.base.provenance import Source
+from perfmodel.inputs.calibration import Calibration, value_at
 from perfmodel.theory.collective_times import Growth
 
 SCHEMA = "perfmodel.cluster/1"
@@ -214,6 +215,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     handover : device time to hand gradients over to the network.
     queue_bytes : buffer in front of a node's link; when it overflows packets are lost, and senders
         get unequal shares of the link (:mod:`perfmodel.theory.incast`). None for equal shares.
+    calibration : how well the values are known that were fitted to measured steps; None where none
+        were.
     """
 
     schema: Literal["perfmodel.cluster/1"] = "perfmodel.cluster/1"
@@ -235,6 +238,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     loaders_per_node: float | None = None
     handover: Handover = Handover()
     queue_bytes: float | None = None
+    calibration: Calibration | None = None
     source: Source
 
     def __post_init__(self) -> None:
@@ -272,6 +276,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 raise InputError(f"overrides: there is no node {node} (0 to {self.nodes - 1})")
             if numbers.count(node) > 1:
                 raise InputError(f"overrides: node {node} is given twice")
+        for path in self.calibration.parameters if self.calibration is not None else ():
+            value_at(self, path)
         operations = [measured.operation for measured in self.collectives]
         for operation in operations:
             if operations.count(operation) > 1:

@@ -10,6 +10,7 @@ import msgspec
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, numbers, unknown_name, whole_number
 from perfmodel.base.provenance import Source
+from perfmodel.inputs.calibration import Calibration
 
 SCHEMA = "perfmodel.workload/1"
 
@@ -163,6 +164,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Contents of a workload file (schema ``perfmodel.workload/1``).
 
     Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``.
+    ``calibration`` says how well its values are known, if they were fitted to measured steps.
     """
 
     schema: Literal["perfmodel.workload/1"] = "perfmodel.workload/1"
@@ -173,6 +175,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     layers: tuple[Layer, ...] = ()
     gradients: Gradients | None = None
     optimizer_state_bytes_per_parameter_byte: float = 1.0
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         if bool(self.layers) == (self.gradients is not None):

@@ -6,7 +6,7 @@ layer. All further modules use this form, never the profile it was made from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import at_batch_size, batch_error, launching, together
+from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.profile import Profile, Timing, total_s
 
 BACKWARD_OVER_FORWARD = 2.0
@@ -34,13 +35,21 @@ class WorkloadLayer(msgspec.Struct, frozen=True):
     tensor_bytes: tuple[float, ...]
 
 
+WIDE: Mapping[str, tuple[str, ...]] = {
+    "compute_s": ("forward_s", "backward_s", "optimizer_s"),
+    "gradient_bytes": ("gradient_bytes", "largest_tensor_bytes"),
+}
+"""Values that are spread over several fields and all layers: the fields of each."""
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """One training step of one worker, fully specified (SI units).
 
     ``layers`` is empty for a coarse workload; the totals are always there. ``quality`` is
     *estimated* if any time was derived rather than measured at this batch size. ``error_fraction``
     is the 90th percentile of the error of such compute times, as a factor less one (0.35: within a
-    factor of 1.35); None where the step itself was measured.
+    factor of 1.35); None where the step itself was measured. ``calibration`` says how well values
+    are known that were fitted to measured steps: fields, or :data:`WIDE`.
     """
 
     name: str
@@ -62,6 +71,31 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     assumptions: tuple[Assumption, ...] = ()
     error_fraction: float | None = None
+    calibration: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        for path in self.calibration.parameters if self.calibration is not None else ():
+            if path not in WIDE:
+                value_at(self, path)
+
+    def scaled(self, path: str, factor: float) -> Workload:
+        """A copy with a value ``factor`` times as large: a field, or one of :data:`WIDE`."""
+        if path not in WIDE:
+            return scaled(self, path, factor)
+        more = {name: getattr(self, name) * factor for name in WIDE[path]}
+        times = factor if path == "compute_s" else 1.0
+        layers = tuple(
+            WorkloadLayer(
+                layer.name,
+                layer.forward_s * times,
+                layer.backward_s * times,
+                tuple(size * factor for size in layer.tensor_bytes)
+                if path == "gradient_bytes"
+                else layer.tensor_bytes,
+            )
+            for layer in self.layers
+        )
+        return msgspec.structs.replace(self, layers=layers, **more)
 
     @property
     def compute_s(self) -> float:
@@ -188,6 +222,7 @@ def resolve(
         source=near.source,
         assumptions=tuple(notes),
         error_fraction=error,
+        calibration=profile.calibration,
         **sized,
     )
 

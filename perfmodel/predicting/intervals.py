@@ -5,13 +5,17 @@ a model leaves out mostly take time, and a variance of independent parts
 (:class:`perfmodel.base.uncertainty.Uncertainty`):
 
 - *measurement*: equal runs differ, and the simulation of a random job has a confidence interval;
-- *calibration*: estimated computing times and fitted collectives, each for its part of the step;
+- *calibration*: estimated computing times and measured collectives, each for its part of the step;
+  of what was fitted to measured steps (:class:`perfmodel.inputs.calibration.Calibration`) the
+  covariance, propagated by the elasticities of the coarse model;
 - *model*: the residuals of predictions of measured runs, with :math:`w` the fraction of the step in
   which devices wait for others,
 
   .. math:: \sigma^2 = a^2 + (b w)^2
 
-- *extrapolation*: more workers than in any of these runs.
+  on a cluster that was fitted to steps, those of steps that were left out of the fit;
+- *extrapolation*: more workers than in any of these runs, or anything else outside of the range of
+  the steps that were fitted to.
 
 Where the rate of fast links is nominal, the upper end assumes links that deliver no more than
 measured TCP (:data:`TCP_BYTES_PER_S`).
@@ -25,9 +29,15 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+import numpy as np
+
 from perfmodel.base.uncertainty import COVERAGE, WIDTH, Uncertainty
 from perfmodel.base.units import show
+from perfmodel.inputs import calibration
+from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.job import Job
+from perfmodel.predicting import coarse
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Interval, Prediction
 
@@ -52,6 +62,10 @@ arXiv 2005.13247, by the steps of their runs)."""
 
 RDMA_LATENCY_S = 10e-6
 """Latency below which links are taken as RDMA, which is close to the nominal rate."""
+
+COUNTED_STALENESS, BOUNDED_STALENESS = 0.02, 0.1
+"""Standard deviations of the logarithm of the mean staleness, without and with a bound: those of
+predictions of measured runs."""
 
 CONFIDENCE_WIDTH = 1.96
 """Standard deviations on each side of the mean in a confidence interval of 95 %."""
@@ -94,29 +108,87 @@ LEARNT: Mapping[JobKind, Learnt] = {
 of asynchronous workers."""
 
 
+STEP = 0.99
+"""Factor on a fitted value by which its effect on the step is found."""
+
+
 def kind_of(job: Job) -> JobKind:
-    """The kind of a job."""
-    network = "measured" if job.cluster.source.kind == "measured" else "nominal"
-    return JobKind(network, job.options.asynchronous)
+    """The kind of a job. Links that were fitted to steps count as measured."""
+    cluster = job.cluster
+    measured = cluster.source.kind == "measured" or cluster.calibration is not None
+    return JobKind("measured" if measured else "nominal", job.options.asynchronous)
+
+
+def features_of(job: Job) -> dict[str, float]:
+    """What a calibration has ranges of (:data:`perfmodel.inputs.calibration.FEATURES`)."""
+    found: dict[str, float] = {
+        "workers": job.workers,
+        "nodes": job.cluster.nodes_for(job.workers),
+        "batch_size": job.workload.batch_size,
+        "bandwidth_bytes_per_s": job.cluster.nic.bandwidth_bytes_per_s,
+    }
+    return found | ({"servers": job.options.server_count} if job.options.server_count else {})
 
 
 def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncertainty:
     """The uncertainty of a predicted step; ``learnt`` replaces :data:`LEARNT`."""
     waiting = min(max(found.idle_fraction.mean, 0.0), 1.0)
+    among = learnt if learnt is not None else LEARNT[kind_of(job)]
+    alone, fitted = job.workers == 1, calibrations_of(job)
+    if job.cluster.calibration is not None:
+        model, beyond = 0.0, 0.0
+    else:
+        model = 0.0 if alone else math.hypot(among.always, among.waiting * waiting)
+        beyond = DOUBLING * max(math.log2(job.workers / among.workers), 0.0)
+    return Uncertainty(
+        measurement=math.hypot(RUN_SPREAD, found.throughput_ci_fraction / CONFIDENCE_WIDTH),
+        calibration=math.hypot(_estimated(job, waiting), *_propagated(job)),
+        model=math.hypot(model, _formula(found), *(each.spread for each in fitted)),
+        extrapolation=math.hypot(
+            beyond, *(each.extrapolation(features_of(job)) for each in fitted)
+        ),
+    )
+
+
+def calibrations_of(job: Job) -> list[Calibration]:
+    """What fits of a job's cluster and workload left unknown."""
+    both = (job.cluster.calibration, job.workload.calibration)
+    return [each for each in both if each is not None]
+
+
+def _estimated(job: Job, waiting: float) -> float:
+    """Standard deviation for estimated computing times and measured collectives."""
     estimated = [(job.workload.error_fraction, 1.0 - waiting)]
     if job.workers > 1:
         errors = [c.error_fraction or 0.0 for c in job.cluster.collectives]
         estimated.append((max(errors, default=0.0), waiting))
-    calibration = math.hypot(*(math.log1p(e or 0.0) / WIDTH * part for e, part in estimated))
-    among = learnt if learnt is not None else LEARNT[kind_of(job)]
-    alone = job.workers == 1
-    model = 0.0 if alone else math.hypot(among.always, among.waiting * waiting)
-    return Uncertainty(
-        measurement=math.hypot(RUN_SPREAD, found.throughput_ci_fraction / CONFIDENCE_WIDTH),
-        calibration=calibration,
-        model=math.hypot(model, _formula(found)),
-        extrapolation=DOUBLING * max(math.log2(job.workers / among.workers), 0.0),
-    )
+    return math.hypot(*(math.log1p(e or 0.0) / WIDTH * part for e, part in estimated))
+
+
+def _propagated(job: Job) -> list[float]:
+    """Standard deviations for what was fitted of the cluster and of the workload."""
+    found = []
+    own, given = job.cluster.calibration, job.workload.calibration
+    if own is not None and own.parameters:
+        jobs = [
+            msgspec.structs.replace(job, cluster=calibration.scaled(job.cluster, path, STEP))
+            for path in own.parameters
+        ]
+        found.append(math.sqrt(own.variance(_elasticities(job, jobs))))
+    if given is not None and given.parameters:
+        jobs = [
+            msgspec.structs.replace(job, workload=job.workload.scaled(path, STEP))
+            for path in given.parameters
+        ]
+        found.append(math.sqrt(given.variance(_elasticities(job, jobs))))
+    return found
+
+
+def _elasticities(job: Job, changed: list[Job]) -> np.ndarray:
+    """Change of the logarithm of the coarse step over that of a value, for jobs with one value
+    :data:`STEP` times as large."""
+    steps = [float(coarse.phases(each).iteration_s) for each in (job, *changed)]
+    return np.log(np.array(steps[1:]) / steps[0]) / math.log(STEP)
 
 
 def _formula(found: Found) -> float:
@@ -135,7 +207,7 @@ def step_interval(job: Job, found: Found, learnt: Learnt | None = None) -> tuple
 def _step_interval(
     job: Job, found: Found, among: Learnt, parts: Uncertainty
 ) -> tuple[float, float]:
-    shift = among.shift if job.workers > 1 else 0.0
+    shift = among.shift if job.workers > 1 and job.cluster.calibration is None else 0.0
     low_s, high_s = parts.interval(found.iteration_s * math.exp(shift))
     return min(low_s, found.iteration_s), max(high_s, slow_links_s(job, found))
 
@@ -167,21 +239,48 @@ def interval_of(job: Job, found: Outcome) -> Interval:
         coverage=COVERAGE,
         iteration_s=(low_s, high_s),
         throughput_samples_per_s=(samples / high_s, samples / low_s),
+        idle_fraction=_idle(found, low_s, high_s),
+        staleness=_staleness(job, found),
         parts=parts,
         text=_text(job, kind, parts, high_s <= slow_links_s(job, found)),
     )
+
+
+def _idle(found: Outcome, low_s: float, high_s: float) -> tuple[float, float]:
+    """The idle fraction if a step of the same computing time lasts so long."""
+    busy = 1.0 - found.idle_fraction.mean
+    low, high = (1.0 - busy * found.iteration_s / step_s for step_s in (low_s, high_s))
+    return max(low, 0.0), min(max(high, 0.0), 1.0)
+
+
+def _staleness(job: Job, found: Outcome) -> tuple[float, float] | None:
+    """The mean staleness: where nothing is bounded it is a matter of counting, N - 1."""
+    if found.staleness is None:
+        return None
+    bounded = job.options.bounded_lead is not None
+    spread = BOUNDED_STALENESS if bounded else COUNTED_STALENESS
+    return Uncertainty(model=spread).interval(found.staleness.mean)
 
 
 def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool) -> str:
     """The contributions to the interval's width, and extrapolations, in words."""
     among = LEARNT[kind]
     links = f"runs with {kind.network} links"
+    fitted, rows = calibrations_of(job), 0
+    beyond = f"beyond {among.workers} workers, the most it was compared with"
+    if fitted:
+        rows = sum(each.rows for each in fitted)
+        features = dict.fromkeys(n for each in fitted for n in each.beyond(features_of(job)))
+        words = ", ".join(name.partition("_bytes")[0].replace("_", " ") for name in features)
+        beyond = f"{words} outside of the runs that were fitted to"
     reasons = {
         "measurement": "equal runs differ",
-        "calibration": "times are estimated",
+        "calibration": "fitted values are not known exactly" if fitted else "times are estimated",
         "model": f"as far off as {links}" if among.runs else f"assumed: no such {links}",
-        "extrapolation": f"beyond {among.workers} workers, the most it was compared with",
+        "extrapolation": beyond,
     }
+    if job.cluster.calibration is not None:
+        reasons["model"] = f"as far off as those of the {rows} runs that were left out of the fit"
     widest = max(reasons, key=lambda name: getattr(parts, name))
     said = [reasons[widest]]
     if slow and job.workers > 1:

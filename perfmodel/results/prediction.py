@@ -149,13 +149,16 @@ class ErrorBand(msgspec.Struct, frozen=True):
 class Interval(msgspec.Struct, frozen=True):
     """Prediction interval of a measured run, with probability ``coverage``.
 
-    ``iteration_s`` and ``throughput_samples_per_s`` are the lower and the upper end, ``parts`` the
-    contributions to its width (standard deviations of the logarithm), ``text`` the same in words.
+    ``iteration_s``, ``throughput_samples_per_s``, ``idle_fraction`` (mean of the workers) and
+    ``staleness`` (mean; None without) are the lower and the upper end, ``parts`` the contributions
+    to the width of the first (standard deviations of the logarithm), ``text`` the same in words.
     """
 
     coverage: float
     iteration_s: tuple[float, float]
     throughput_samples_per_s: tuple[float, float]
+    idle_fraction: tuple[float, float]
+    staleness: tuple[float, float] | None
     parts: Uncertainty
     text: str
 

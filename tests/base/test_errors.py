@@ -181,7 +181,7 @@ TIMING_KEYS = (
 CLUSTER_KEYS = (
     "schema, name, title, nic, nodes, devices_per_node, nics_per_node, devices_on_nodes, "
     "intra_node, core_oversubscription, cpu_cores, worker_threads, server, overrides, collectives, "
-    "slowdown_per_neighbour, loaders_per_node, handover, queue_bytes, source"
+    "slowdown_per_neighbour, loaders_per_node, handover, queue_bytes, calibration, source"
 )
 JOB_KEYS = (
     "schema, model, workload, device, precision, batch_size, cluster, bandwidth_bytes_per_s, "
@@ -212,7 +212,7 @@ FILES = {
         "layers[1].tensors[0]: unknown key 'byte'; did you mean 'bytes'? (allowed: name, bytes)",
     "key_unknown_top.json":
         "unknown key 'layer'; did you mean 'layers'? (allowed: schema, name, source, timings, "
-        "title, layers, gradients, optimizer_state_bytes_per_parameter_byte)",
+        "title, layers, gradients, optimizer_state_bytes_per_parameter_byte, calibration)",
     "key_unknown.toml":
         "nic: unknown key 'latency'; did you mean 'latency_s'? "
         "(allowed: bandwidth_bytes_per_s, latency_s, efficiency)",

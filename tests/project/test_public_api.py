@@ -104,6 +104,8 @@ PREDICTION: dict[str, Any] = {
         "coverage": NUMBER,
         "iteration_s": [NUMBER],
         "throughput_samples_per_s": [NUMBER],
+        "idle_fraction": [NUMBER],
+        "staleness": [NUMBER],
         "parts": {
             "measurement": NUMBER,
             "calibration": NUMBER,
@@ -199,6 +201,7 @@ PREDICTION: dict[str, Any] = {
                 "loaders_per_node": NUMBER + NOTHING,
                 "handover": {"per_tensor_s": NUMBER, "per_byte_s": NUMBER},
                 "queue_bytes": NUMBER + NOTHING,
+                "calibration": NOTHING,
                 "source": SOURCE,
             },
             "workers": WHOLE,

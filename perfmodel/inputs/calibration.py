@@ -1,0 +1,140 @@
+"""How well the fitted values of a cluster or a workload are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError, number, unknown_name
+
+Feature = Literal["workers", "nodes", "servers", "batch_size", "bandwidth_bytes_per_s"]
+
+FEATURES: tuple[Feature, ...] = (
+    "workers",
+    "nodes",
+    "servers",
+    "batch_size",
+    "bandwidth_bytes_per_s",
+)
+"""Properties of a job whose range among the fitted runs is recorded."""
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a fit to measured steps leaves unknown.
+
+    Attributes
+    ----------
+    parameters : fields that were fitted, such as ``nic.efficiency`` of a cluster or ``forward_s``
+        of a workload; a number in the path is an index.
+    covariance : of the logarithms of their values, shape (parameters, parameters).
+    spread : standard deviation of the logarithm of a measured step around the prediction, of runs
+        that were left out of the fit.
+    ranges : least and greatest value among the fitted runs, by feature.
+    growth : standard deviation added for each doubling of a feature beyond its range.
+    rows : how many measured steps were fitted to.
+    """
+
+    parameters: tuple[str, ...] = ()
+    covariance: tuple[tuple[float, ...], ...] = ()
+    spread: float = 0.0
+    ranges: dict[str, tuple[float, float]] = {}
+    growth: dict[str, float] = {}
+    rows: int = 0
+
+    def __post_init__(self) -> None:
+        count = len(self.parameters)
+        if {count} != {len(self.covariance), *map(len, self.covariance)} and count:
+            raise InputError(
+                f"covariance: must have {count} rows and columns, one for each parameter"
+            )
+        if len(set(self.parameters)) < count:
+            raise InputError("parameters: one is named twice")
+        matrix = np.array(self.covariance).reshape(count, count)
+        if not (np.isfinite(matrix).all() and np.allclose(matrix, matrix.T)):
+            raise InputError("covariance: must be finite and symmetric")
+        if count and np.linalg.eigvalsh(matrix)[0] < -1e-9 * np.trace(matrix):
+            raise InputError("covariance: must not have negative variances")
+        number("spread", self.spread)
+        for name in (*self.ranges, *self.growth):
+            if name not in FEATURES:
+                raise unknown_name("feature", name, FEATURES)
+        for name, (least, most) in self.ranges.items():
+            if not number(f"ranges.{name}", least, above=0.0) <= number(f"ranges.{name}", most):
+                raise InputError(f"ranges.{name}: least first, then most")
+        for name, spread in self.growth.items():
+            number(f"growth.{name}", spread)
+
+    def variance(self, elasticities: Floats) -> float:
+        """Variance of the logarithm of a step that changes with the parameters by so much, shape
+        (parameters,)."""
+        matrix = np.array(self.covariance).reshape(len(elasticities), len(elasticities))
+        return float(elasticities @ matrix @ elasticities)
+
+    def beyond(self, features: Mapping[str, float]) -> dict[str, float]:
+        """Doublings by which each feature of a job is outside of its range, of those that are."""
+        found = {}
+        for name, value in features.items():
+            least, most = self.ranges.get(name, (value, value))
+            doublings = max(math.log2(value / most), math.log2(least / value))
+            if doublings > 0.0:
+                found[name] = doublings
+        return found
+
+    def extrapolation(self, features: Mapping[str, float]) -> float:
+        """Standard deviation of the logarithm of a step for being outside of the ranges."""
+        return math.hypot(*(self.growth.get(n, 0.0) * d for n, d in self.beyond(features).items()))
+
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+def value_at(struct: msgspec.Struct, path: str) -> float:
+    """The number in a field, such as ``nic.efficiency`` or ``collectives.0.pieces.1.startup_s``.
+
+    Raises
+    ------
+    InputError : there is no such field, or it is no number.
+    """
+    found: Any = struct
+    for name in path.split("."):
+        found = _inside(found, name, path)
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise InputError(f"calibration: {path!r} is not a number")
+    return float(found)
+
+
+def scaled(struct: Struct, path: str, factor: float) -> Struct:
+    """A copy in which the number in a field is ``factor`` times as large.
+
+    Raises
+    ------
+    InputError : as :func:`value_at`; or the field cannot have that value.
+    """
+    value_at(struct, path)
+    changed: Struct = _scaled(struct, path.split("."), factor)
+    return changed
+
+
+def _scaled(part: Any, names: list[str], factor: float) -> Any:
+    if not names:
+        return part * factor
+    inner = _scaled(_inside(part, names[0], names[0]), names[1:], factor)
+    if isinstance(part, tuple):
+        at = int(names[0])
+        return (*part[:at], inner, *part[at + 1 :])
+    return msgspec.structs.replace(part, **{names[0]: inner})
+
+
+def _inside(part: Any, name: str, path: str) -> Any:
+    if isinstance(part, tuple) and name.isdigit() and int(name) < len(part):
+        return part[int(name)]
+    if isinstance(part, msgspec.Struct):
+        if name in part.__struct_fields__:
+            return getattr(part, name)
+        raise unknown_name(f"field of the calibrated {path!r}:", name, part.__struct_fields__)
+    raise InputError(f"calibration: there is no {path!r}")
