@@ -15,8 +15,8 @@ import pytest
 from perfmodel import InputError, Link, api
 from perfmodel.base import files
 from perfmodel.base.provenance import Source
-from perfmodel.calibration import PastRun, RunsFit, fit_runs, read_runs
-from perfmodel.calibration.runs import likelihood, parameters
+from perfmodel.calibration import PastRun, RunsFit, fit_runs, read_runs, regression
+from perfmodel.calibration.runs import parameters
 from perfmodel.calibration.runs.parameters import groups_of, on_job, with_overlap
 from perfmodel.cli import main
 from perfmodel.inputs.cluster import Cluster, NodeOverride, Server, read_cluster
@@ -177,13 +177,14 @@ def test_exact_runs_give_the_exact_truth() -> None:
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     centres = {"latency_s": 25e-6, "efficiency": 0.94, "compute_factor": 1.0}
+    priors = {p.name: p for p in parameters.parameters_of(made(centres)[0].job)}
     random = np.random.default_rng(3)
     held = []
     for seed in range(20):
         truth = {}
         for name, value in centres.items():
-            p = parameters.PARAMETERS[name]
-            truth[name] = float(p.value(p.coordinate(value) + p.spread * random.standard_normal()))
+            p = priors[name]
+            truth[name] = float(p.at(p.coordinate(value) + p.spread * random.standard_normal()))
         fit = fit_runs(made(truth, noise=0.03, seed=seed, archs=("ring",)), fit=list(truth))
         held += inside(fit, truth).values()
     assert 0.75 <= np.mean(held) <= 0.98  # 60 intervals of 90 %
@@ -201,7 +202,7 @@ def test_two_wrong_runs_of_24_move_nothing() -> None:
 
 
 def test_canary_least_squares_would_be_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likelihood, "TOLERATED", 1e6)
+    monkeypatch.setattr(regression, "TOLERATED", 1e6)
     fit = fit_runs(spoilt(made(TRUTH)), fit=list(TRUTH))
     moved = [abs(fit[name].value / TRUTH[name] - 1.0) for name in ("efficiency", "compute_factor")]
     assert max(moved) > 0.05

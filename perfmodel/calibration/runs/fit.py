@@ -1,13 +1,13 @@
 """Fits parameters of network, server and computation to a table of past runs.
 
-The cost function is in :mod:`perfmodel.calibration.runs.likelihood`.
+Step times are those of the coarse model. The priors are the current values, known within a decade.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +17,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Source
 from perfmodel.base.units import dimension_of, show
-from perfmodel.calibration.runs.likelihood import KEPT, RUN_SPREAD, Known, RunsLikelihood
+from perfmodel.calibration.regression import KEPT, Known, Parameter, Regression
 from perfmodel.calibration.runs.parameters import (
     OVERLAP,
     PARAMETERS,
@@ -27,6 +27,7 @@ from perfmodel.calibration.runs.parameters import (
     now,
     on_cluster,
     on_job,
+    parameters_of,
     slower_profile,
     step_s,
     with_overlap,
@@ -40,8 +41,12 @@ from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse
 
 Progress = Callable[[int, int], None]
-_Searched = tuple[RunsLikelihood, Floats, float]
+_Searched = tuple["_RunsRegression", Floats, float]
 """Runs with one setting of the overlap, the fit to them, and its scale."""
+
+RUN_SPREAD = 0.03
+"""Prior standard deviation of equal runs as a fraction of their mean, as in
+:mod:`perfmodel.calibration.servers.asynchronous_fit`."""
 
 OUTLIER = 5.0
 """Standard deviations beyond which a run is reported as an outlier."""
@@ -232,7 +237,7 @@ def fit_runs(
     run_spread: float = RUN_SPREAD,
     progress: Progress | None = None,
 ) -> RunsFit:
-    """Fit a cluster and a device to past runs; see :mod:`perfmodel.calibration.runs.likelihood`.
+    """Fit a cluster and a device to past runs; see :mod:`perfmodel.calibration.regression`.
 
     Parameters
     ----------
@@ -254,7 +259,7 @@ def fit_runs(
     names = [name for name in PARAMETERS if asked is None or name in asked]
     if not names and not choosing:
         raise InputError(f"fit: {', '.join(asked or ()) or 'nothing'}: the runs say it themselves")
-    problems = [RunsLikelihood(runs, some, run_spread) for some in _choices(runs, choosing)]
+    problems = [_RunsRegression(runs, some, run_spread) for some in _choices(runs, choosing)]
     steps = _Steps(progress, len(problems) + FOLDS + 1)
     searched = [_searched(problem, names, choosing, steps) for problem in problems]
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
@@ -267,8 +272,8 @@ def fit_runs(
         kept = problem.solve([kept], scale)
     steps.next()
     held = _held_out(problem, kept, scale, steps)
-    found = {n: float(PARAMETERS[n].value(c)) for n, c in zip(problem.names, kept, strict=True)}
-    estimates = [_estimate(n, runs[0].job, found, known) for n in names]
+    found = problem.values(kept)
+    estimates = [_estimate(problem.parameters[n], runs[0].job, found, known) for n in names]
     errors = np.exp(problem.misses(kept[None])[0]) - 1.0
     spread = problem.run_spread * scale
     return RunsFit(
@@ -292,6 +297,22 @@ def fit_runs(
         notes=(*_flags(found, overlap), *_notes(runs, errors, spread)),
         draws={name: draws[name] for name in problem.names},
     )
+
+
+class _RunsRegression(Regression):
+    """Runs with one setting of the overlap."""
+
+    def __init__(self, runs: Sequence[PastRun], overlap: bool | None, run_spread: float) -> None:
+        self.overlap, self.run_spread = overlap, run_spread
+        groups = groups_of([with_overlap(r.job, overlap) for r in runs])
+        measured = np.log([r.step_s for r in runs])
+
+        def misses(values: Mapping[str, Floats], points: int) -> Floats:
+            found: Floats = np.log(step_s(groups, values, points)) - measured
+            return found
+
+        spreads = [math.hypot(run_spread, r.spread_fraction) for r in runs]
+        super().__init__(parameters_of(runs[0].job), misses, spreads)
 
 
 class _Steps:
@@ -333,7 +354,7 @@ def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
 
 
 def _searched(
-    problem: RunsLikelihood, names: Sequence[str], choosing: bool, steps: _Steps
+    problem: _RunsRegression, names: Sequence[str], choosing: bool, steps: _Steps
 ) -> _Searched:
     """The best fit of the parameters that have an effect."""
     problem.names = [name for name in names if problem.effect(name) > EFFECT]
@@ -356,7 +377,7 @@ def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
     return best, Overlap(value, was, margin, "identified" if clear else "not identified")
 
 
-def _held_out(problem: RunsLikelihood, x: Floats, scale: float, steps: _Steps) -> Floats | None:
+def _held_out(problem: _RunsRegression, x: Floats, scale: float, steps: _Steps) -> Floats | None:
     """Errors of the cross-validation; None if there are too few runs."""
     count = len(problem.misses(x[None])[0])
     if count <= len(x) + 1:
@@ -369,8 +390,8 @@ def _held_out(problem: RunsLikelihood, x: Floats, scale: float, steps: _Steps) -
     return np.exp(errors) - 1.0
 
 
-def _estimate(name: str, job: Job, found: dict[str, float], known: dict[str, Known]) -> Fitted:
-    unit, was = PARAMETERS[name].unit, now(job)[name]
+def _estimate(p: Parameter, job: Job, found: dict[str, float], known: dict[str, Known]) -> Fitted:
+    name, was = p.name, now(job)[p.name]
     value = found.get(name, was)
     what = known.get(name)
     if what is None:
@@ -384,7 +405,7 @@ def _estimate(name: str, job: Job, found: dict[str, float], known: dict[str, Kno
             "not identified": "the runs do not determine it",
         }[status]
     return Fitted(
-        name=name, unit=unit, was=was, value=value, low=low, high=high, status=status, note=note
+        name=name, unit=p.unit, was=was, value=value, low=low, high=high, status=status, note=note
     )
 
 

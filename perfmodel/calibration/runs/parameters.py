@@ -18,10 +18,11 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.quantities import Quantity
+from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import MOST_JITTER, Jitter, Job
 from perfmodel.inputs.profile import Profile, Seconds, Timing
-from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.inputs.workload import Workload
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.predicting import coarse
 
@@ -31,56 +32,26 @@ Values = Mapping[str, Quantity]
 DECADE = math.log(10.0)
 """Standard deviation of the logarithm (or logit) of a value known within a factor of ten."""
 
-LARGEST_EFFICIENCY = 0.99
-"""Largest starting value of the efficiency: the logit of 1 is infinite."""
-
-
-class Parameter(msgspec.Struct, frozen=True):
-    """A parameter that can be fitted to runs.
-
-    Attributes
-    ----------
-    unit : SI; empty for a fraction or a factor.
-    spread : prior standard deviation of its coordinate: an assumption.
-    least : starting value if the job has 0: too small to matter.
-    bounded : whether it is a fraction, fitted as a logit; else as a logarithm.
-    most : largest value that a job may have.
-    """
-
-    name: str
-    unit: str
-    spread: float = DECADE
-    least: float = 1.0
-    bounded: bool = False
-    most: float = math.inf
-
-    def coordinate(self, value: float) -> float:
-        """Coordinate of a value: its logit or logarithm."""
-        if self.bounded:
-            value = min(value, LARGEST_EFFICIENCY)
-            return math.log(value / (1.0 - value))
-        return math.log(value if value > 0.0 else self.least)
-
-    def value(self, coordinate: Quantity) -> Quantity:
-        """Value of a coordinate."""
-        if self.bounded:
-            return 1.0 / (1.0 + np.exp(-coordinate))
-        return np.minimum(np.exp(coordinate), self.most)
-
-
-PARAMETERS = {
-    p.name: p
-    for p in (
-        Parameter("latency_s", "s", least=1e-6),
-        Parameter("efficiency", "", bounded=True),
-        Parameter("update_per_tensor_s", "s", least=1e-6),
-        Parameter("update_per_byte_s", "s", least=1e-11),
-        Parameter("compute_factor", "", spread=math.log(2.0)),
-        Parameter("jitter", "", least=0.01, most=MOST_JITTER),
-    )
-}
-"""By name: latency and efficiency of the nodes' links, costs of the server, how many times longer
+PARAMETERS = (
+    *("latency_s", "efficiency", "update_per_tensor_s", "update_per_byte_s"),
+    *("compute_factor", "jitter"),
+)
+"""Names: latency and efficiency of the nodes' links, costs of the server, how many times longer
 than profiled computing takes, and the coefficient of variation of an iteration's computation."""
+
+
+def parameters_of(job: Job) -> list[Parameter]:
+    """Parameters that can be fitted to runs of such jobs, the current values as prior means."""
+    given = now(job)
+    return [
+        Parameter("latency_s", given["latency_s"], DECADE, "s", least=1e-6),
+        Parameter("efficiency", given["efficiency"], DECADE, scale="logit"),
+        Parameter("update_per_tensor_s", given["update_per_tensor_s"], DECADE, "s", least=1e-6),
+        Parameter("update_per_byte_s", given["update_per_byte_s"], DECADE, "s", least=1e-11),
+        Parameter("compute_factor", 1.0, math.log(2.0)),
+        Parameter("jitter", given["jitter"], DECADE, least=0.01, most=MOST_JITTER),
+    ]
+
 
 SCALED = (
     *("forward_s", "backward_s", "forward_std_s", "backward_std_s", "step_s"),
@@ -131,30 +102,16 @@ def on_cluster(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
 
 def on_job(job: Job, values: Mapping[str, float]) -> Job:
     """A job with these values; a jitter that was given stays."""
-    changed = msgspec.structs.replace(
-        job,
-        cluster=on_cluster(job.cluster, values),
-        workload=_slower(job.workload, values.get("compute_factor", 1.0)),
-    )
+    factor = values.get("compute_factor", 1.0)
+    workload = job.workload
+    if factor != 1.0:
+        workload = workload.scaled("compute_s", factor)
+        workload = msgspec.structs.replace(workload, quality="estimated")
+    cluster = on_cluster(job.cluster, values)
+    changed = msgspec.structs.replace(job, cluster=cluster, workload=workload)
     if job.jitter is None and values.get("jitter"):
         changed = msgspec.structs.replace(changed, jitter=Jitter(values["jitter"]))
     return changed
-
-
-def _slower(workload: Workload, factor: float) -> Workload:
-    if factor == 1.0:
-        return workload
-    return msgspec.structs.replace(
-        workload,
-        forward_s=workload.forward_s * factor,
-        backward_s=workload.backward_s * factor,
-        optimizer_s=workload.optimizer_s * factor,
-        layers=tuple(
-            WorkloadLayer(a.name, a.forward_s * factor, a.backward_s * factor, a.tensor_bytes)
-            for a in workload.layers
-        ),
-        quality="estimated",
-    )
 
 
 def slower_profile(profile: Profile, workload: Workload, factor: float, why: str) -> Profile:

@@ -1,40 +1,39 @@
-r"""Robust maximum a posteriori fit of parameters to past runs, and their intervals.
+r"""Robust maximum a posteriori fit of parameters to measured values, and their intervals.
 
-A run's step time is predicted by the coarse model. Parameters :math:`\theta` (logarithms, logits of
-fractions) minimise
+The logarithm of a value *i* is predicted from parameters with coordinates :math:`\theta`
+(logarithms, logits of fractions, or the values themselves), which minimise
 
-.. math:: \sum_i \rho\left( \frac{\ln t_i - \ln \hat t_i(\theta)}{s \, \sigma_i} \right)
+.. math:: \sum_i \rho\left( \frac{\ln \hat t_i(\theta) - \ln t_i}{s \, \sigma_i} \right)
    + \sum_j \rho\left( \frac{\theta_j - \theta_j^0}{\tau_j} \right)
 
-with :math:`\rho` the soft L1 loss, which is linear for outliers. The second sum is the prior: the
-current value, with a standard deviation of one decade. Parameters that the runs do not identify
-keep their values. The scale *s* comes from the median misfit. The interval of a parameter is from
-its profile likelihood (Cox, Hinkley, "Theoretical Statistics", 1974, section 9.3). That of a
-prediction is from points drawn in proportion to exp(-cost), by importance sampling (Gelman et al.,
-"Bayesian Data Analysis", 2013, section 10.4).
+with :math:`\rho` the soft L1 loss, which is linear for outliers. The second sum is the prior.
+Parameters that the values do not identify stay near it. The scale *s* comes from the median misfit.
+The interval of a parameter is from its profile likelihood (Cox, Hinkley, "Theoretical Statistics",
+1974, section 9.3). That of a prediction is from points drawn in proportion to exp(-cost), by
+importance sampling (Gelman et al., "Bayesian Data Analysis", 2013, section 10.4), or from the
+covariance, the inverse of the information at the minimum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
-from perfmodel.calibration.runs.parameters import PARAMETERS, groups_of, now, step_s, with_overlap
-from perfmodel.calibration.runs.table import PastRun
+from perfmodel.base.quantities import Quantity
 from perfmodel.calibration.statistics import Status
 
-RUN_SPREAD = 0.03
-"""Prior standard deviation of equal runs as a fraction of their mean, as in
-:mod:`perfmodel.calibration.servers.asynchronous_fit`."""
+Misses = Callable[[Mapping[str, Floats], int], Floats]
+"""From values by name, each of shape (points,), and the number of points to the logarithms of
+predicted over measured, shape (points, rows)."""
 
 WEIGHT = 4.0
-"""Weight of that prior, as a number of runs."""
+"""Weight of the expected spread of the misfits, as a number of rows."""
 
 MEDIAN_EFFICIENCY = 0.37
 """Gaussian efficiency of the median absolute deviation (Rousseeuw, Croux, J. Am. Stat. Assoc. 88,
@@ -57,13 +56,60 @@ SEARCHES, CLOSE, FARTHEST = 6, 0.1, 3.0
 expands."""
 
 DIFFERENCE = 1e-4
-"""Half-width of the central differences of derivatives, in logarithms and logits."""
+"""Half-width of the central differences of derivatives, in coordinates."""
 
 DRAWS, KEPT = 2048, 512
 """Points for intervals of predictions: drawn, and resampled in proportion to their likelihood."""
 
 FREEDOM = 5.0
 """Degrees of freedom of the proposal, a t distribution with wider tails than the posterior."""
+
+LARGEST_FRACTION = 0.99
+"""Largest starting value of a fraction: the logit of 1 is infinite."""
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """A parameter, and what is known of it before the fit.
+
+    Attributes
+    ----------
+    value : prior mean.
+    spread : prior standard deviation of its coordinate.
+    unit : SI; empty for a fraction or a factor.
+    scale : of its coordinate: the logarithm, the logit of a fraction, or the value itself.
+    least : prior mean of a logarithm if ``value`` is 0: too small to matter.
+    most : largest value that it may have.
+    """
+
+    name: str
+    value: float
+    spread: float
+    unit: str = ""
+    scale: Literal["log", "logit", "linear"] = "log"
+    least: float = 1.0
+    most: float = math.inf
+
+    @property
+    def centre(self) -> float:
+        """Coordinate of the prior mean."""
+        return self.coordinate(self.value)
+
+    def coordinate(self, value: float) -> float:
+        """Coordinate of a value."""
+        if self.scale == "linear":
+            return value
+        if self.scale == "logit":
+            value = min(value, LARGEST_FRACTION)
+            return math.log(value / (1.0 - value))
+        return math.log(value if value > 0.0 else self.least)
+
+    def at(self, coordinate: Quantity) -> Quantity:
+        """Value of a coordinate."""
+        if self.scale == "linear":
+            return np.minimum(coordinate, self.most)
+        if self.scale == "logit":
+            return 1.0 / (1.0 + np.exp(-coordinate))
+        return np.minimum(np.exp(coordinate), self.most)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -75,44 +121,54 @@ class Known(msgspec.Struct, frozen=True):
     other: str | None
 
 
-class RunsLikelihood:
-    """Runs with one setting of the overlap; points are coordinates, (points, parameters)."""
+class Regression:
+    """Parameters, and the misfits of rows as their function; points are coordinates, (points,
+    parameters).
 
-    def __init__(self, runs: Sequence[PastRun], overlap: bool | None, run_spread: float) -> None:
-        self.overlap, self.run_spread = overlap, run_spread
-        self.names: list[str] = []
-        self._groups = groups_of([with_overlap(r.job, overlap) for r in runs])
-        self._measured = np.log([r.step_s for r in runs])
-        self._spreads = np.array([math.hypot(run_spread, r.spread_fraction) for r in runs])
-        before = now(runs[0].job)
-        self._centres = {name: p.coordinate(before[name]) for name, p in PARAMETERS.items()}
+    Only ``names`` of the parameters are fitted, at first all of them; others are not among the
+    values that ``misses`` gets. ``spreads`` (rows,) are the expected standard deviations of the
+    misfits; their inverses are weights.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Parameter], misses: Misses, spreads: Floats | Sequence[float]
+    ) -> None:
+        self.parameters = {each.name: each for each in parameters}
+        self.names = list(self.parameters)
+        self.spreads = np.asarray(spreads, np.float64)
+        self._misses = misses
 
     @property
     def centre(self) -> Floats:
         """Prior means."""
-        return np.array([self._centres[name] for name in self.names])
+        return np.array([self.parameters[name].centre for name in self.names])
 
     @property
     def prior(self) -> Floats:
         """Prior standard deviations."""
-        return np.array([PARAMETERS[name].spread for name in self.names])
+        return np.array([self.parameters[name].spread for name in self.names])
+
+    def values(self, point: Floats) -> dict[str, float]:
+        """The values of the parameters at a point, by name."""
+        given = zip(self.names, point, strict=True)
+        return {name: float(self.parameters[name].at(at)) for name, at in given}
 
     def misses(self, points: Floats) -> Floats:
-        """Logarithms of predicted over measured, shape (points, runs)."""
-        values = {n: PARAMETERS[n].value(points[:, i]) for i, n in enumerate(self.names)}
-        found: Floats = np.log(step_s(self._groups, values, len(points))) - self._measured
+        """Logarithms of predicted over measured, shape (points, rows)."""
+        values = {n: self.parameters[n].at(points[:, i]) for i, n in enumerate(self.names)}
+        found: Floats = self._misses(values, len(points))
         return found
 
     def effect(self, name: str) -> float:
-        """Largest change of any run by a parameter."""
-        p, centre = PARAMETERS[name], self._centres[name]
-        at = centre + p.spread * np.array([-1.0, 0.0, 1.0])
-        found = np.log(step_s(self._groups, {name: p.value(at)}, 3))
+        """Largest change of any row by one prior standard deviation of a parameter."""
+        p = self.parameters[name]
+        at = p.centre + p.spread * np.array([-1.0, 0.0, 1.0])
+        found = self._misses({name: np.asarray(p.at(at))}, 3)
         return float(np.abs(found - found[1]).max())
 
     def residuals(self, points: Floats, scale: float, of: Any = slice(None)) -> Floats:
-        """Misfits of the runs ``of``, then distances from the prior, in standard deviations."""
-        misfits = (self.misses(points) / (scale * self._spreads))[:, of]
+        """Misfits of the rows ``of``, then distances from the prior, in standard deviations."""
+        misfits = (self.misses(points) / (scale * self.spreads))[:, of]
         return np.concatenate([misfits, (points - self.centre) / self.prior], axis=1)
 
     def costs(self, points: Floats, scale: float) -> Floats:
@@ -125,6 +181,8 @@ class RunsLikelihood:
         """The same at one point."""
         return float(self.costs(x[None], scale)[0])
 
+    # -- the minimum -------------------------------------------------------------------------------
+
     def starts(self) -> list[Floats]:
         """Starting points: the prior means, and the best of many points around them."""
         if not self.names:
@@ -135,13 +193,32 @@ class RunsLikelihood:
         best = np.argsort(self.costs(points, 1.0))[:FINALISTS]
         return [self.centre, *points[best]]
 
-    def solve(self, starts: Sequence[Floats], scale: float, of: Any = slice(None)) -> Floats:
-        """The best minimum of the cost of the runs ``of`` from these starts."""
+    def solve(self, starts: Sequence[Floats], scale: float = 1.0, of: Any = slice(None)) -> Floats:
+        """The best minimum of the cost of the rows ``of`` from these starts."""
         if not self.names:
             return self.centre
         every = np.ones(len(self.names), bool)
         answers = [self._descend(start, every, scale, of) for start in starts]
         return min(answers, key=lambda answer: answer[0])[1]
+
+    def fit(self) -> tuple[Floats, float]:
+        """The minimum and the scale of the misfits there: fitted with a scale of 1, then with the
+        one that was found."""
+        first = self.solve(self.starts())
+        scale = self.scale(first)
+        return self.solve([first], scale), scale
+
+    def left_out(self, groups: Sequence[Hashable], x: Floats, scale: float) -> Floats:
+        """Misfits of each row in a fit without all rows of its group, (rows,).
+
+        ``groups`` (rows,) names the group of each row.
+        """
+        found = np.empty(len(groups))
+        for group in dict.fromkeys(groups):
+            own = np.array([each == group for each in groups])
+            others = self.solve([x], scale, np.flatnonzero(~own))
+            found[own] = self.misses(others[None])[0, own]
+        return found
 
     def _descend(
         self,
@@ -191,6 +268,26 @@ class RunsLikelihood:
         more, less = found[1 : len(x) + 1], found[len(x) + 1 :]
         return found[0], ((more - less) / (2.0 * DIFFERENCE)).T
 
+    # -- what is known -----------------------------------------------------------------------------
+
+    def covariance(self, x: Floats, scale: float) -> Floats:
+        """Covariance of the coordinates, as wide as the estimated scale makes it."""
+        return np.asarray(np.linalg.inv(self._information(x, scale * self._wider(x))), np.float64)
+
+    def log_covariance(self, x: Floats, scale: float) -> tuple[tuple[float, ...], ...]:
+        """The same of the logarithms of the values, for
+        :class:`perfmodel.inputs.calibration.Calibration`."""
+        slopes = []
+        for name, at in zip(self.names, x, strict=True):
+            p = self.parameters[name]
+            ends = np.array([at - DIFFERENCE, at + DIFFERENCE])
+            low, high = np.log(np.abs(np.asarray(p.at(ends)))).tolist()
+            slopes.append((high - low) / (2.0 * DIFFERENCE))
+        times = np.array(slopes)
+        matrix = np.asarray(self.covariance(x, scale) * np.outer(times, times))
+        rows = ((matrix + matrix.T) / 2.0).tolist()
+        return tuple(tuple(float(f"{value:.6g}") for value in row) for row in rows)
+
     def _information(self, x: Floats, scale: float) -> Floats:
         """Gauss-Newton approximation of the second derivatives of the cost."""
         residuals, slopes = self._with_slopes(x, scale)
@@ -199,17 +296,17 @@ class RunsLikelihood:
         return found + 1e-9 * np.diag(self.prior**-2.0)
 
     def _free(self, x: Floats) -> float:
-        """Degrees of freedom: the runs less the parameters that they identify."""
+        """Degrees of freedom: the rows less the parameters that they identify."""
         told = 0.0
         if self.names:
             covariance = np.linalg.inv(self._information(x, 1.0))
             told = len(x) - float(np.trace(covariance @ np.diag(self.prior**-2.0)))
-        return max(len(self._measured) - max(told, 0.0), 0.0)
+        return max(len(self.spreads) - max(told, 0.0), 0.0)
 
     def scale(self, x: Floats) -> float:
-        """Scale of the misfits in units of RUN_SPREAD, by their median, which is robust to
-        outliers."""
-        sizes = np.abs(self.residuals(x[None], 1.0)[0, : len(self._measured)])
+        """Scale of the misfits in units of the expected spreads, by their median, which is robust
+        to outliers."""
+        sizes = np.abs(self.residuals(x[None], 1.0)[0, : len(self.spreads)])
         free = self._free(x)
         off = 1.4826 * float(np.median(sizes)) * math.sqrt(len(sizes) / max(free, 1.0))
         return math.sqrt((WEIGHT + free * off**2) / (WEIGHT + free))
@@ -237,9 +334,11 @@ class RunsLikelihood:
                 status = "identified"
             elif other is not None and alone[i] < IDENTIFIED * self.prior[i]:
                 status = "confounded"
-            p = PARAMETERS[name]
-            known[name] = Known(status, float(p.value(low)), float(p.value(high)), other)
-        draws = {n: PARAMETERS[n].value(points[:, i]) for i, n in enumerate(self.names)}
+            p = self.parameters[name]
+            known[name] = Known(status, float(p.at(low)), float(p.at(high)), other)
+        draws = {
+            n: np.asarray(self.parameters[n].at(points[:, i])) for i, n in enumerate(self.names)
+        }
         return draws, known
 
     def _ends(

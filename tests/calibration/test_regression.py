@@ -1,0 +1,95 @@
+"""The fit that all calibrations are made with: what it finds, and how sure it is of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from perfmodel.base.arrays import Floats
+from perfmodel.calibration.regression import Parameter, Regression
+
+SIZES = np.geomspace(1.0, 1000.0, 40)
+TRUTH = {"startup_s": 5.0, "per_byte_s": 0.25}
+PRIORS = [Parameter("startup_s", 1.0, 2.3, "s"), Parameter("per_byte_s", 1.0, 2.3, "s")]
+
+
+def line(noise: float = 0.0, seed: int = 0, wrong: tuple[int, ...] = ()) -> Regression:
+    """Times of messages: a startup and a part in proportion to the size."""
+    times = TRUTH["startup_s"] + TRUTH["per_byte_s"] * SIZES
+    logs = np.log(times) + noise * np.random.default_rng(seed).standard_normal(len(SIZES))
+    logs[list(wrong)] += 3.0
+
+    def misses(values: Mapping[str, Floats], points: int) -> Floats:
+        startup_s = values.get("startup_s", np.ones(points))[:, None]
+        found: Floats = np.log(startup_s + values["per_byte_s"][:, None] * SIZES) - logs
+        return found
+
+    return Regression(PRIORS, misses, np.full(len(SIZES), max(noise, 0.01)))
+
+
+def test_it_finds_the_truth() -> None:
+    problem = line()
+    x, _ = problem.fit()
+    assert problem.values(x) == pytest.approx(TRUTH, rel=1e-3)
+
+
+def test_wrong_rows_move_little() -> None:
+    problem = line(0.02, wrong=(3, 30))
+    x, _ = problem.fit()
+    assert problem.values(x) == pytest.approx(TRUTH, rel=0.05)
+
+
+def test_without_values_the_prior_stays() -> None:
+    problem = line()
+    x = problem.solve([problem.centre + 1.0], of=slice(0))
+    assert problem.values(x) == pytest.approx({"startup_s": 1.0, "per_byte_s": 1.0}, rel=1e-4)
+
+
+def test_the_covariance_is_that_of_repeated_fits() -> None:
+    found, covariances = [], []
+    for seed in range(200):
+        problem = line(0.05, seed)
+        x, scale = problem.fit()
+        found.append(x)
+        covariances.append(problem.log_covariance(x, scale))
+    seen = np.sqrt(np.diag(np.cov(np.array(found).T)))
+    expected = np.sqrt(np.diag(np.mean(covariances, axis=0)))
+    assert expected == pytest.approx(seen, rel=0.3)
+
+
+def test_covariances_of_other_scales_are_of_logarithms_as_well() -> None:
+    """A fraction of 0.8 whose logit is known to 0.1, which is 0.02 of its logarithm."""
+    p = Parameter("fraction", 0.5, 1.4, scale="logit")
+
+    def misses(values: Mapping[str, Floats], points: int) -> Floats:
+        at = np.log(values["fraction"] / (1.0 - values["fraction"]))
+        return np.repeat((at - math.log(4.0))[:, None], 100, axis=1)
+
+    problem = Regression([p], misses, np.ones(100))
+    x = problem.solve([problem.centre])
+    variance = problem.log_covariance(x, 1.0)[0][0]
+    assert problem.values(x)["fraction"] == pytest.approx(0.8, rel=0.01)
+    assert math.sqrt(variance) == pytest.approx(0.1 * 0.2, rel=0.1)
+
+
+def test_groups_are_predicted_by_fits_without_them() -> None:
+    """The largest say little of the startup, so that the smallest are missed without the others."""
+    problem = line(0.05)
+    x, scale = problem.fit()
+    apart = problem.left_out(["small"] * 32 + ["large"] * 8, x, scale)
+    one_by_one = problem.left_out(list(range(40)), x, scale)
+    bias, usual = abs(apart[:10].mean()), abs(one_by_one[:10].mean())
+    assert bias > 3.0 * usual
+    # a canary: misses of the fit itself are less
+    assert np.std(problem.misses(x[None])[0]) < np.std(one_by_one)
+
+
+def test_only_named_parameters_are_fitted() -> None:
+    problem = line()
+    problem.names = ["per_byte_s"]
+    x, _ = problem.fit()
+    assert list(problem.values(x)) == ["per_byte_s"]
+    assert problem.effect("per_byte_s") > 1.0
