@@ -26,7 +26,10 @@ from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
 from perfmodel.calibration.statistics import Status
+from perfmodel.inputs.calibration import FEATURES, Calibration
+from perfmodel.predicting.intervals import DOUBLING
 
 Misses = Callable[[Mapping[str, Floats], int], Floats]
 """From values by name, each of shape (points,), and the number of points to the logarithms of
@@ -63,6 +66,9 @@ DRAWS, KEPT = 2048, 512
 
 FREEDOM = 5.0
 """Degrees of freedom of the proposal, a t distribution with wider tails than the posterior."""
+
+MOST_WIDER = 2.0
+"""Largest factor by which few groups widen a spread: with two, Student's would be nearly four."""
 
 LARGEST_FRACTION = 0.99
 """Largest starting value of a fraction: the logit of 1 is infinite."""
@@ -288,6 +294,58 @@ class Regression:
         rows = ((matrix + matrix.T) / 2.0).tolist()
         return tuple(tuple(float(f"{value:.6g}") for value in row) for row in rows)
 
+    def calibration(
+        self,
+        x: Floats,
+        scale: float,
+        paths: Mapping[str, str],
+        groups: Sequence[Hashable],
+        features: Sequence[Mapping[str, float]],
+    ) -> Calibration:
+        """What the fit leaves unknown, for :class:`perfmodel.inputs.calibration.Calibration`.
+
+        Parameters
+        ----------
+        paths : the field of each parameter that the file has, by name of the parameter.
+        groups : (rows,) rows of one group are alike; one group is left out at a time.
+        features : (rows,) those of each row's job, as
+            :func:`perfmodel.predicting.intervals.features_of` has them.
+        """
+        chosen = [i for i, name in enumerate(self.names) if name in paths]
+        covariance = self.log_covariance(x, scale)
+        misses = self.left_out(groups, x, scale)
+        count = len(set(groups))
+        names = [name for name in FEATURES if all(name in each for each in features)]
+        columns = {name: np.array([each[name] for each in features]) for name in names}
+        return Calibration(
+            parameters=tuple(paths[self.names[i]] for i in chosen),
+            covariance=tuple(tuple(covariance[i][j] for j in chosen) for i in chosen),
+            spread=_rounded(spread_of(misses, count)),
+            ranges={n: (float(v.min()), float(v.max())) for n, v in columns.items()},
+            growth={n: _rounded(self.growth(v, x, scale)) for n, v in columns.items()},
+            rows=len(groups),
+        )
+
+    def growth(self, feature: Floats, x: Floats, scale: float) -> float:
+        """Standard deviation of the misfits for each doubling of a feature beyond those fitted to.
+
+        Learnt by fits to the rows with the smallest values, which predict the others; what is
+        assumed without any (:data:`perfmodel.predicting.intervals.DOUBLING`) counts as
+        :data:`WEIGHT` rows that are a doubling away.
+        """
+        usual = spread_of(self.misses(x[None])[0], len(feature))
+        excess, weights = WEIGHT * DOUBLING**2, WEIGHT
+        for most in np.unique(feature)[:-1]:
+            near = np.flatnonzero(feature <= most)
+            if len(near) <= len(x):
+                continue
+            beyond = feature > most
+            misses = self.misses(self.solve([x], scale, near)[None])[0, beyond]
+            doublings = np.log2(feature[beyond] / most)
+            excess += float((np.maximum(misses**2 - usual**2, 0.0) * doublings**2).sum())
+            weights += float((doublings**4).sum())
+        return math.sqrt(excess / weights)
+
     def _information(self, x: Floats, scale: float) -> Floats:
         """Gauss-Newton approximation of the second derivatives of the cost."""
         residuals, slopes = self._with_slopes(x, scale)
@@ -387,3 +445,20 @@ class Regression:
         at = (np.arange(KEPT) + 0.5) / KEPT * shares[-1]
         kept: Floats = points[np.searchsorted(shares, at)]
         return kept
+
+
+def spread_of(misses: Floats, groups: int) -> float:
+    """Standard deviation of a normal distribution of which 9 in 10 are as far from 0 as of these.
+
+    It is wider for few independent ``groups`` of them, by Student's t with as many degrees of
+    freedom.
+    """
+    from scipy.special import stdtrit
+
+    wider = float(stdtrit(max(groups - 1, 1), 0.5 + COVERAGE / 2.0)) / WIDTH
+    return float(np.quantile(np.abs(misses), COVERAGE)) / WIDTH * min(wider, MOST_WIDER)
+
+
+def _rounded(value: float) -> float:
+    """Six digits, which is more than any measurement has."""
+    return float(f"{value:.6g}")

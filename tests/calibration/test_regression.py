@@ -93,3 +93,36 @@ def test_only_named_parameters_are_fitted() -> None:
     x, _ = problem.fit()
     assert list(problem.values(x)) == ["per_byte_s"]
     assert problem.effect("per_byte_s") > 1.0
+
+
+def features(of: Floats) -> list[dict[str, float]]:
+    return [{"workers": float(value), "nodes": 1.0} for value in of]
+
+
+def test_what_is_left_unknown_is_written_down() -> None:
+    problem = line(0.05)
+    x, scale = problem.fit()
+    found = problem.calibration(
+        x, scale, {"per_byte_s": "nic.latency_s"}, list(range(40)), features(SIZES)
+    )
+    assert found.parameters == ("nic.latency_s",)
+    assert found.covariance == ((problem.log_covariance(x, scale)[1][1],),)
+    assert found.spread == pytest.approx(0.05, rel=0.3)
+    assert found.ranges == {"workers": pytest.approx((1.0, 1000.0)), "nodes": (1.0, 1.0)}
+    assert found.growth["nodes"] == pytest.approx(0.03)  # nothing tells: what is assumed
+    assert found.rows == 40
+
+
+def test_growth_is_how_much_worse_larger_ones_are_predicted() -> None:
+    """Times that grow with the square root of the size, fitted as if in proportion to it."""
+    logs = np.log(np.sqrt(SIZES))
+
+    def misses(values: Mapping[str, Floats], points: int) -> Floats:
+        found: Floats = np.log(values["per_byte_s"][:, None] * SIZES) - logs
+        return found
+
+    wrong = Regression(PRIORS[1:], misses, np.full(len(SIZES), 0.1))
+    x, scale = wrong.fit()
+    right = line(0.02)
+    y, other = right.fit()
+    assert wrong.growth(SIZES, x, scale) > 0.2 > 3.0 * right.growth(SIZES, y, other)
