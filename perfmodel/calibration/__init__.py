@@ -1,6 +1,6 @@
 """From measurements to what predictions need: what a server, a link or a collective really does."""
 
-from perfmodel.calibration.runs.fit import RunsFit, StepTime, fit_runs
+from perfmodel.calibration.runs.fit import RunsFit, fit_runs
 from perfmodel.calibration.runs.table import PastRun, RunsTable, read_runs
 from perfmodel.calibration.servers.asynchronous_fit import fit_asynchronous_server
 from perfmodel.calibration.servers.asynchronous_model import PUBLISHED, Load, Published, Run, Series
@@ -28,7 +28,6 @@ __all__ = [
     "Series",
     "ServerCosts",
     "ServerFit",
-    "StepTime",
     "Throughput",
     "fit_asynchronous_server",
     "fit_runs",

@@ -9,9 +9,8 @@ The logarithm of a value *i* is predicted from parameters with coordinates :math
 with :math:`\rho` the soft L1 loss, which is linear for outliers. The second sum is the prior.
 Parameters that the values do not identify stay near it. The scale *s* comes from the median misfit.
 The interval of a parameter is from its profile likelihood (Cox, Hinkley, "Theoretical Statistics",
-1974, section 9.3). That of a prediction is from points drawn in proportion to exp(-cost), by
-importance sampling (Gelman et al., "Bayesian Data Analysis", 2013, section 10.4), or from the
-covariance, the inverse of the information at the minimum.
+1974, section 9.3). That of a prediction is from the covariance, the inverse of the information at
+the minimum, and from the misfits of rows that were left out.
 """
 
 from __future__ import annotations
@@ -60,12 +59,6 @@ expands."""
 
 DIFFERENCE = 1e-4
 """Half-width of the central differences of derivatives, in coordinates."""
-
-DRAWS, KEPT = 2048, 512
-"""Points for intervals of predictions: drawn, and resampled in proportion to their likelihood."""
-
-FREEDOM = 5.0
-"""Degrees of freedom of the proposal, a t distribution with wider tails than the posterior."""
 
 MOST_WIDER = 2.0
 """Largest factor by which few groups widen a spread: with two, Student's would be nearly four."""
@@ -214,16 +207,24 @@ class Regression:
         scale = self.scale(first)
         return self.solve([first], scale), scale
 
-    def left_out(self, groups: Sequence[Hashable], x: Floats, scale: float) -> Floats:
+    def left_out(
+        self,
+        groups: Sequence[Hashable],
+        x: Floats,
+        scale: float,
+        advance: Callable[[], None] | None = None,
+    ) -> Floats:
         """Misfits of each row in a fit without all rows of its group, (rows,).
 
-        ``groups`` (rows,) names the group of each row.
+        ``groups`` (rows,) names the group of each row; ``advance`` is called after each.
         """
         found = np.empty(len(groups))
         for group in dict.fromkeys(groups):
             own = np.array([each == group for each in groups])
             others = self.solve([x], scale, np.flatnonzero(~own))
             found[own] = self.misses(others[None])[0, own]
+            if advance is not None:
+                advance()
         return found
 
     def _descend(
@@ -299,31 +300,33 @@ class Regression:
         x: Floats,
         scale: float,
         paths: Mapping[str, str],
-        groups: Sequence[Hashable],
-        features: Sequence[Mapping[str, float]],
+        *,
+        left_out: Floats | None = None,
+        groups: int | None = None,
+        features: Sequence[Mapping[str, float]] = (),
     ) -> Calibration:
         """What the fit leaves unknown, for :class:`perfmodel.inputs.calibration.Calibration`.
 
         Parameters
         ----------
         paths : the field of each parameter that the file has, by name of the parameter.
-        groups : (rows,) rows of one group are alike; one group is left out at a time.
+        left_out : (rows,) what :meth:`left_out` found; None for a file whose spread is in another.
+        groups : how many were left out in turn, where rows of each are alike.
         features : (rows,) those of each row's job, as
             :func:`perfmodel.predicting.intervals.features_of` has them.
         """
         chosen = [i for i, name in enumerate(self.names) if name in paths]
-        covariance = self.log_covariance(x, scale)
-        misses = self.left_out(groups, x, scale)
-        count = len(set(groups))
-        names = [name for name in FEATURES if all(name in each for each in features)]
+        covariance = self.log_covariance(x, scale) if chosen else ()
+        count = len(self.spreads)
+        names = [name for name in FEATURES if features and all(name in each for each in features)]
         columns = {name: np.array([each[name] for each in features]) for name in names}
         return Calibration(
             parameters=tuple(paths[self.names[i]] for i in chosen),
             covariance=tuple(tuple(covariance[i][j] for j in chosen) for i in chosen),
-            spread=_rounded(spread_of(misses, count)),
+            spread=0.0 if left_out is None else _rounded(spread_of(left_out, groups or count)),
             ranges={n: (float(v.min()), float(v.max())) for n, v in columns.items()},
             growth={n: _rounded(self.growth(v, x, scale)) for n, v in columns.items()},
-            rows=len(groups),
+            rows=count,
         )
 
     def growth(self, feature: Floats, x: Floats, scale: float) -> float:
@@ -376,13 +379,12 @@ class Regression:
         known = WEIGHT + MEDIAN_EFFICIENCY * self._free(x)
         return float(stdtrit(known, 0.95) / ndtri(0.95))
 
-    def identified(self, x: Floats, scale: float) -> tuple[dict[str, Floats], dict[str, Known]]:
-        """Draws of each parameter, and its status and interval."""
+    def identified(self, x: Floats, scale: float) -> dict[str, Known]:
+        """Status and interval of each parameter, by name."""
         if not self.names:
-            return {}, {}
+            return {}
         scale *= self._wider(x)
         information = self._information(x, scale)
-        points = self._drawn(x, information, scale)
         alone = np.diag(information) ** -0.5
         known = {}
         for i, name in enumerate(self.names):
@@ -394,10 +396,7 @@ class Regression:
                 status = "confounded"
             p = self.parameters[name]
             known[name] = Known(status, float(p.at(low)), float(p.at(high)), other)
-        draws = {
-            n: np.asarray(self.parameters[n].at(points[:, i])) for i, n in enumerate(self.names)
-        }
-        return draws, known
+        return known
 
     def _ends(
         self, i: int, x: Floats, information: Floats, scale: float
@@ -431,20 +430,6 @@ class Regression:
         moved[i] = value
         free = np.arange(len(start)) != i
         return self._descend(moved, free, scale, precision=1e-4)[1] if free.any() else moved
-
-    def _drawn(self, x: Floats, information: Floats, scale: float) -> Floats:
-        """Points in proportion to exp(-cost), (KEPT, parameters); the same every time."""
-        generator = np.random.Generator(np.random.Philox(2))
-        normal = generator.standard_normal((DRAWS, len(x)))
-        longer = np.sqrt(FREEDOM / generator.chisquare(FREEDOM, DRAWS))
-        off = normal * longer[:, None]
-        points: Floats = x + off @ np.linalg.cholesky(np.linalg.inv(information)).T
-        proposed = -0.5 * (FREEDOM + len(x)) * np.log1p((off**2).sum(axis=1) / FREEDOM)
-        weights = -self.costs(points, scale) - proposed
-        shares = np.cumsum(np.exp(weights - weights.max()))
-        at = (np.arange(KEPT) + 0.5) / KEPT * shares[-1]
-        kept: Floats = points[np.searchsorted(shares, at)]
-        return kept
 
 
 def spread_of(misses: Floats, groups: int) -> float:

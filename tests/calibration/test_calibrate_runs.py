@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import InputError, Link, api
+from perfmodel import InputError, Link, api, predict
 from perfmodel.base import files
 from perfmodel.base.provenance import Source
 from perfmodel.calibration import PastRun, RunsFit, fit_runs, read_runs, regression
@@ -24,6 +24,7 @@ from perfmodel.inputs.job import Jitter, Job, Straggler
 from perfmodel.inputs.profile import SCHEMA, Profile, read_profile
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.predicting import coarse
+from perfmodel.results.prediction import Interval
 from tests import jobs as small
 
 MADE = Source("exact", "made for a test")
@@ -341,36 +342,32 @@ def test_predictions_hold_runs_that_were_not_fitted() -> None:
     fit = fitted()
     held = []
     for run in made(TRUTH, seed=1, workers=(3, 6, 10, 14)):
-        found = fit.predict(run.job)
-        held.append(found.low_s <= run.step_s <= found.high_s)
-        samples = run.job.workers * run.job.workload.batch_size
-        assert found.samples_per_s == pytest.approx(samples / found.step_s)
-        assert found.step_s == pytest.approx(float(coarse.phases(fit.apply(run.job)).iteration_s))
-        assert found.note == ""
+        found = predict(fit.apply(run.job), fidelity="coarse")
+        assert found.interval is not None
+        low_s, high_s = found.interval.iteration_s
+        held.append(low_s <= run.step_s <= high_s)
+        assert found.interval.parts.model < 0.1
+        assert "fit" in found.interval.text
     assert sum(held) >= 13  # of 16
 
 
-def other(**changes: Any) -> Job:
-    given = {"workload": DEEP, "cluster": CLUSTER, "arch": "ring", "workers": 8} | changes
-    return api.make_job(**given)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"workers": 32}, "workers 32, runs had 1 to 16"),
-        ({"arch": "fsdp"}, "fsdp, runs were allreduce, ps"),
-        ({"workload": chain("large", 20, 5e7, 1e-4)}, "gradient_bytes 10.5 GB, runs had"),
-        ({"arch": "ps", "options": {"servers": 4}}, "servers 4, runs had 1"),
-        ({"bandwidth_bytes_per_s": 1e10}, "bandwidth_bytes_per_s 80 Gbps, runs had 10 Gbps"),
-    ],
-)
-def test_extrapolation_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_extrapolation_widens_the_interval_and_is_said() -> None:
     fit = fit_runs(made(TRUTH, workers=(1, 4, 16), noise=0.0), fit=["efficiency"])
-    assert fit.predict(other()).note == ""
-    with pytest.raises(InputError, match=f"{said}.*: this would be extrapolation"):
-        fit.predict(other(**changes))
-    assert said in fit.predict(other(**changes), extrapolate=True).note
+
+    def interval(**changes: Any) -> Interval:
+        given = {"workload": DEEP, "cluster": CLUSTER, "arch": "ring", "workers": 8} | changes
+        found = predict(fit.apply(api.make_job(**given))).interval
+        assert found is not None
+        return found
+
+    assert interval().parts.extrapolation == 0.0
+    for changes, said in (
+        ({"workers": 64}, "workers, nodes outside"),
+        ({"bandwidth_bytes_per_s": 1e10}, "bandwidth outside"),
+        ({"workload": msgspec.structs.replace(DEEP, batch_size=4096)}, "batch size outside"),
+    ):
+        assert interval(**changes).parts.extrapolation > 0.0
+        assert said in interval(**changes).text
 
 
 def test_runs_must_be_of_one_cluster() -> None:

@@ -102,9 +102,9 @@ def features(of: Floats) -> list[dict[str, float]]:
 def test_what_is_left_unknown_is_written_down() -> None:
     problem = line(0.05)
     x, scale = problem.fit()
-    found = problem.calibration(
-        x, scale, {"per_byte_s": "nic.latency_s"}, list(range(40)), features(SIZES)
-    )
+    misses = problem.left_out(list(range(40)), x, scale)
+    paths = {"per_byte_s": "nic.latency_s"}
+    found = problem.calibration(x, scale, paths, left_out=misses, features=features(SIZES))
     assert found.parameters == ("nic.latency_s",)
     assert found.covariance == ((problem.log_covariance(x, scale)[1][1],),)
     assert found.spread == pytest.approx(0.05, rel=0.3)

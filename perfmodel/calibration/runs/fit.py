@@ -17,7 +17,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Source
 from perfmodel.base.units import dimension_of, show
-from perfmodel.calibration.regression import KEPT, Known, Parameter, Regression
+from perfmodel.calibration.regression import Known, Parameter, Regression
 from perfmodel.calibration.runs.parameters import (
     OVERLAP,
     PARAMETERS,
@@ -34,11 +34,13 @@ from perfmodel.calibration.runs.parameters import (
 )
 from perfmodel.calibration.runs.table import PastRun
 from perfmodel.calibration.statistics import Fitted, Residuals, Status, folds
+from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse
+from perfmodel.predicting.intervals import features_of
 
 Progress = Callable[[int, int], None]
 _Searched = tuple["_RunsRegression", Floats, float]
@@ -61,25 +63,18 @@ MARGIN = 2.0
 FOLDS = 5
 """Folds of the cross-validation."""
 
-QUANTILES = (0.05, 0.95)
-"""Ends of an interval of 90 %."""
+OF_CLUSTER = {
+    "latency_s": "nic.latency_s",
+    "efficiency": "nic.efficiency",
+    "update_per_tensor_s": "server.update_per_tensor_s",
+    "update_per_byte_s": "server.update_per_byte_s",
+}
+OF_WORKLOAD = {"compute_factor": "compute_s"}
+"""Fields of the parameters that a cluster and a workload have."""
 
 COARSE_ERROR = 0.05
 """A note is added if the coarse model's error, within which nine of ten such jobs lie, exceeds
 this."""
-
-
-class StepTime(msgspec.Struct, frozen=True):
-    """A predicted step, the 90 % interval of a measured run, and samples of all workers per second.
-
-    ``note`` says in which respect the job is outside the range of the runs; else it is empty.
-    """
-
-    step_s: float
-    low_s: float
-    high_s: float
-    samples_per_s: float
-    note: str
 
 
 class FittedRun(msgspec.Struct, frozen=True):
@@ -108,7 +103,7 @@ class Overlap(msgspec.Struct, frozen=True):
 
 
 class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters fitted to past runs (schema ``perfmodel.calibration/1``), and ``draws`` of them.
+    """Parameters fitted to past runs (schema ``perfmodel.calibration/1``).
 
     Attributes
     ----------
@@ -116,11 +111,10 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
     overlap : None where all runs specify it, or it was not asked for.
     run_spread : standard deviation of a run around the fit, as a fraction.
     residuals, held_out : errors of the fit, and of the cross-validation; None for too few runs.
-    ranges : least and greatest value among the runs, by name; beyond them a prediction
-    extrapolates.
+    ranges : least and greatest value among the runs, by name.
     architectures : of the runs.
-    draws : (KEPT,) likely values of each parameter, for the intervals of predictions; not in the
-        JSON.
+    of_cluster, of_workload : what is left unknown of the cluster and of computing, for the
+        intervals of predictions.
     """
 
     schema: Literal["perfmodel.calibration/1"] = "perfmodel.calibration/1"
@@ -134,7 +128,8 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
     ranges: dict[str, tuple[float, float]]
     architectures: tuple[str, ...]
     notes: tuple[str, ...]
-    draws: dict[str, Floats]
+    of_cluster: Calibration
+    of_workload: Calibration
 
     @property
     def values(self) -> dict[str, float]:
@@ -152,33 +147,26 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : the job's options do not go with the overlap that was found.
         """
-        return on_job(with_overlap(job, self._overlap), self.values)
-
-    def predict(self, job: Job, *, extrapolate: bool = False) -> StepTime:
-        """The step time of a job, by the coarse model.
-
-        Raises
-        ------
-        InputError : the job is outside the ranges of the runs, and ``extrapolate`` is not set.
-        """
-        note = self._beyond(job)
-        if note and not extrapolate:
-            raise InputError(f"{note}: this would be extrapolation (extrapolate=True allows it)")
-        jobs = groups_of([with_overlap(job, self._overlap)])
-        at = {name: np.array([value]) for name, value in self.values.items()}
-        value = float(step_s(jobs, at, 1)[0, 0])
-        normal = np.random.Generator(np.random.Philox(1)).standard_normal(KEPT)
-        drawn = step_s(jobs, self.draws, KEPT)[:, 0] * np.exp(self.run_spread * normal)
-        low, high = map(float, np.quantile(drawn, QUANTILES))
-        samples = job.workers * job.workload.batch_size
-        return StepTime(value, min(low, value), max(high, value), samples / value, note)
+        found = on_job(with_overlap(job, self._overlap), self.values)
+        return msgspec.structs.replace(
+            found,
+            cluster=msgspec.structs.replace(found.cluster, calibration=self.of_cluster),
+            workload=msgspec.structs.replace(found.workload, calibration=self.of_workload),
+        )
 
     def cluster(self, base: Cluster) -> Cluster:
         """The cluster with the fitted parameters."""
-        told = [f"{e.name} {_shown(e)}" for e in self.estimates if e.name in self._of_cluster]
+        told = [
+            f"{e.name} {_shown(e)}"
+            for e in self.estimates
+            if e.name in OF_CLUSTER and e.name in self.values
+        ]
         text = f"{', '.join(told) or 'nothing'} fitted to {self.seen}; else: {base.source.text}"
         named = msgspec.structs.replace(
-            base, name=f"{base.name}-calibrated", source=Source("estimated", text)
+            base,
+            name=f"{base.name}-calibrated",
+            calibration=self.of_cluster,
+            source=Source("estimated", text),
         )
         return on_cluster(named, self.values)
 
@@ -192,7 +180,8 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
         if "compute_factor" not in self.values:
             raise InputError("compute_factor: the runs do not tell how long computing takes")
         why = f"fitted to {self.seen}"
-        return slower_profile(base, workload, self.values["compute_factor"], why)
+        scaled = slower_profile(base, workload, self.values["compute_factor"], why)
+        return msgspec.structs.replace(scaled, calibration=self.of_workload)
 
     @property
     def seen(self) -> str:
@@ -202,8 +191,8 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """The fit as JSON-like values."""
-        names = [name for name in self.__struct_fields__ if name != "draws"]
-        return {name: msgspec.to_builtins(getattr(self, name)) for name in names}
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
     def to_json(self) -> str:
         """The fit as JSON text."""
@@ -212,22 +201,6 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _overlap(self) -> bool | None:
         return None if self.overlap is None else self.overlap.value
-
-    @property
-    def _of_cluster(self) -> list[str]:
-        return [name for name in self.values if name not in ("compute_factor", "jitter")]
-
-    def _beyond(self, job: Job) -> str:
-        """In which respects a job is outside the range of the runs; empty if it is not."""
-        beyond = []
-        if job.architecture.name not in self.architectures:
-            beyond.append(f"{job.architecture.name}, runs were {', '.join(self.architectures)}")
-        for name, value in _features(job).items():
-            low, high = self.ranges.get(name, (value, value))
-            if not low <= value <= high:
-                seen = _span(name, low, high).removeprefix(f"{name} ")
-                beyond.append(f"{_span(name, value, value)}, runs had {seen}")
-        return "; ".join(beyond)
 
 
 def fit_runs(
@@ -263,7 +236,7 @@ def fit_runs(
     steps = _Steps(progress, len(problems) + FOLDS + 1)
     searched = [_searched(problem, names, choosing, steps) for problem in problems]
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
-    draws, known = problem.identified(x, scale)
+    known = problem.identified(x, scale)
     silent = [name for name, what in known.items() if what.status == "not identified"]
     kept = x
     if silent:  # these keep their former values exactly
@@ -271,7 +244,8 @@ def fit_runs(
         problem.names = [name for name in problem.names if name not in silent]
         kept = problem.solve([kept], scale)
     steps.next()
-    held = _held_out(problem, kept, scale, steps)
+    parts = _parts(problem, len(kept))
+    held = problem.left_out(parts, kept, scale, steps.next) if parts else None
     found = problem.values(kept)
     estimates = [_estimate(problem.parameters[n], runs[0].job, found, known) for n in names]
     errors = np.exp(problem.misses(kept[None])[0]) - 1.0
@@ -281,21 +255,24 @@ def fit_runs(
         overlap=overlap,
         run_spread=spread,
         residuals=Residuals.of(errors),
-        held_out=None if held is None else Residuals.of(held),
+        held_out=None if held is None else Residuals.of(np.exp(held) - 1.0),
         runs=tuple(
             FittedRun(
                 r.place,
                 r.job.architecture.name,
                 r.job.workers,
                 float(errors[i]),
-                None if held is None else float(held[i]),
+                None if held is None else float(np.exp(held[i]) - 1.0),
             )
             for i, r in enumerate(runs)
         ),
         ranges=_ranges(runs),
         architectures=tuple(dict.fromkeys(r.job.architecture.name for r in runs)),
         notes=(*_flags(found, overlap), *_notes(runs, errors, spread)),
-        draws={name: draws[name] for name in problem.names},
+        of_cluster=problem.calibration(
+            kept, scale, OF_CLUSTER, left_out=held, features=[features_of(r.job) for r in runs]
+        ),
+        of_workload=problem.calibration(kept, scale, OF_WORKLOAD),
     )
 
 
@@ -377,17 +354,15 @@ def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
     return best, Overlap(value, was, margin, "identified" if clear else "not identified")
 
 
-def _held_out(problem: _RunsRegression, x: Floats, scale: float, steps: _Steps) -> Floats | None:
-    """Errors of the cross-validation; None if there are too few runs."""
-    count = len(problem.misses(x[None])[0])
-    if count <= len(x) + 1:
-        return None
-    errors = np.empty(count)
-    for part in folds(count, FOLDS):
-        others = np.setdiff1d(np.arange(count), part)
-        errors[part] = problem.misses(problem.solve([x], scale, others)[None])[0, part]
-        steps.next()
-    return np.exp(errors) - 1.0
+def _parts(problem: Regression, parameters: int) -> list[int]:
+    """Number of the part of the cross-validation that each run is in; none if there are too few."""
+    count = len(problem.spreads)
+    if count <= parameters + 1:
+        return []
+    found = np.empty(count, np.int64)
+    for place, part in enumerate(folds(count, FOLDS)):
+        found[part] = place
+    return found.tolist()
 
 
 def _estimate(p: Parameter, job: Job, found: dict[str, float], known: dict[str, Known]) -> Fitted:
