@@ -121,6 +121,7 @@ def predict(
     epochs: int | None = None,
     rel_ci: float = REL_CI,
     iterations: int | None = None,
+    run_iterations: int | None = None,
     max_ops: float = MOST_OPS,
     progress: Progress | None = None,
 ) -> Prediction:
@@ -139,6 +140,9 @@ def predict(
         of its throughput.
     iterations : predict the first so many iterations of a run instead of the long run: until each
         worker has ended them, with the transient that they begin with. Needs *fine*.
+    run_iterations : iterations of the measured run that the interval is for, which chance makes
+        faster or slower where the job is random; by default ``iterations``, or else so many that
+        this does not count. Of the formulas it is not known.
     max_ops : operations that a simulation may take, which *fine* refuses to exceed and where *auto*
         goes back to coarse; inf for no limit.
     progress : called with (done, expected) while a job is simulated.
@@ -147,8 +151,8 @@ def predict(
     ------
     InputError : an unknown ``fidelity``; ``tolerance`` or ``rel_ci`` not in (0, 1]; ``epochs``
         without ``dataset_size``, or either below 1; ``iterations`` not in 1 to MOST_ITERATIONS, or
-        with ``dataset_size`` or a fidelity other than *fine*; a simulation takes more than
-        ``max_ops``.
+        with ``dataset_size`` or a fidelity other than *fine*; ``run_iterations`` not in that
+        range, or beside ``iterations``; a simulation takes more than ``max_ops``.
     """
     if fidelity not in FIDELITIES:
         raise unknown_name("fidelity", fidelity, FIDELITIES)
@@ -163,6 +167,10 @@ def predict(
             raise InputError(f"iterations: only a simulation has a start, fidelity is {fidelity}")
         if dataset_size is not None:
             raise InputError("iterations: epochs are of the long run; leave out dataset_size")
+    if run_iterations is not None:
+        whole_number("run_iterations", run_iterations, at_most=MOST_ITERATIONS)
+        if iterations is not None:
+            raise InputError("run_iterations: the run is that of the first iterations; give one")
     job = job_facts.with_layers(job)
     if fidelity == "auto":
         outcome = _as_needed(job, tolerance, rel_ci, max_ops, progress)
@@ -170,7 +178,12 @@ def predict(
         outcome = coarse.predict(job)
     else:
         outcome = fine.predict(
-            job, rel_ci=rel_ci, iterations=iterations, max_ops=max_ops, progress=progress
+            job,
+            rel_ci=rel_ci,
+            iterations=iterations,
+            run_iterations=run_iterations,
+            max_ops=max_ops,
+            progress=progress,
         )
     return prediction_of(job, outcome, totals, max_ops)
 

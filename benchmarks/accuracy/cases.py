@@ -14,8 +14,9 @@ class Run:
     """A measured run, and the job that it was.
 
     ``step_s`` is the mean iteration of a worker, ``idle`` the mean fraction of the time in which
-    devices wait, ``staleness`` the mean of updates; None where not measured. The rest is as in
-    :class:`Case`.
+    devices wait, ``staleness`` the mean of updates; None where not measured. ``iterations`` are
+    those measured, by which runs of a random job differ; None where there were many. The rest is as
+    in :class:`Case`.
     """
 
     group: str
@@ -24,6 +25,7 @@ class Run:
     step_s: float | None = None
     idle: float | None = None
     staleness: float | None = None
+    iterations: int | None = None
     pools: tuple[str, ...] = ()
     setting: str = ""
     others: Mapping[str, float] = field(default_factory=dict)
@@ -92,13 +94,15 @@ def predicted(runs: Iterable[Run]) -> list[Case]:
     The interval is that of the prediction; the formulas and the :func:`baselines` are among its
     other predictions. Equal jobs are predicted once.
     """
-    known: dict[int, tuple[Job, Prediction, float]] = {}
+    known: dict[tuple[int, int | None], tuple[Job, Prediction, float]] = {}
     found: list[Case] = []
     for run in runs:
-        if id(run.job) not in known:
+        key = (id(run.job), run.iterations)
+        if key not in known:
             coarse_s = predict(run.job, fidelity="coarse").iteration_s
-            known[id(run.job)] = (run.job, predict(run.job), coarse_s)
-        found += _cases(run, *known[id(run.job)][1:])
+            fine = predict(run.job, run_iterations=run.iterations)
+            known[key] = (run.job, fine, coarse_s)
+        found += _cases(run, *known[key][1:])
     return found
 
 

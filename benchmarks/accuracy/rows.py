@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -38,6 +38,26 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
         except msgspec.ValidationError as error:
             raise InputError(f"{path}: line {reader.line_num}: {error}") from None
     return found
+
+
+def read_json_lines(path: Path, *, needed: bool = True) -> Iterator[tuple[str, Any]]:
+    """The values in a file of JSON lines, each with where it is, for messages.
+
+    Raises
+    ------
+    InputError : there is no such file although it is ``needed``, or a line is not JSON.
+    """
+    if not path.is_file():
+        if not needed:
+            return
+        raise InputError(f"{path}: no such file")
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                yield f"{path}: line {number}", msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            raise InputError(f"{path}: line {number}: not JSON: {error}") from None
 
 
 def say_from_fits(names: Iterable[str]) -> None:

@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfmodel.engine.measures import Measures, Span
-    from perfmodel.engine.simulation import first_iterations, makespan, simulate, timeline
+    from perfmodel.engine.simulation import (
+        first_iterations,
+        makespan,
+        run_spread,
+        simulate,
+        timeline,
+    )
 
-__all__ = ["Measures", "Span", "first_iterations", "makespan", "simulate", "timeline"]
+__all__ = ["Measures", "Span", "first_iterations", "makespan", "run_spread", "simulate", "timeline"]
 
 
 def __getattr__(name: str) -> Any:

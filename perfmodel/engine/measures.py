@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,18 @@ class CriticalOp(msgspec.Struct, frozen=True):
     waited: bool
 
 
+class RunSpread(msgspec.Struct, frozen=True):
+    """Standard deviations, among runs of one job, of the logarithm of their ``throughput`` and of
+    that of their mean ``staleness``; 0 where runs do not differ."""
+
+    throughput: float = 0.0
+    staleness: float = 0.0
+
+
+NO_SPREAD = RunSpread()
+"""Of runs that do not differ."""
+
+
 class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Measures of a simulation after its warm-up.
 
@@ -49,6 +62,7 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     ``clock_gap_mean``, ``clock_gap_max`` iterations between the fastest and slowest group;
     ``ci_fraction`` half-width of the 95 % confidence interval of the throughput, as a fraction of
     it (0 for a periodic run);
+    ``run_spread`` among runs of so many iterations (none where the long run was simulated);
     ``transient_rounds`` rounds until workers that are tied together had drifted as far apart as
     they do in the long run (0 for a periodic run, which does not say);
     ``rounds`` iterations of the slowest group, ``runs`` simulations.
@@ -59,6 +73,7 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     rounds: int
     elapsed_s: float
     ci_fraction: float
+    run_spread: RunSpread
     transient_rounds: float
     iterations_per_s: Floats
     busy_fraction: Floats
@@ -120,6 +135,13 @@ class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             return float("inf")
         return float((self.iterations * graph.group_count).sum()) / self.time
 
+    @property
+    def staleness(self) -> float:
+        """Mean staleness; NaN where none was seen."""
+        seen = self.histogram.sum()
+        mean = float(self.histogram @ np.arange(len(self.histogram)))
+        return mean / float(seen) if seen else math.nan
+
 
 def measures(
     graph: OpGraph,
@@ -128,6 +150,7 @@ def measures(
     periodic: bool = False,
     ci_fraction: float = 0.0,
     runs: int = 1,
+    run_spread: RunSpread = NO_SPREAD,
     transient_rounds: float = 0.0,
     cycle: tuple[CriticalOp, ...] = (),
 ) -> Measures:
@@ -150,6 +173,7 @@ def measures(
         rounds=t.rounds,
         elapsed_s=t.time,
         ci_fraction=ci_fraction,
+        run_spread=run_spread,
         transient_rounds=transient_rounds,
         iterations_per_s=np.where(took_time, t.iterations / seconds, np.inf),
         busy_fraction=np.where(took_time, t.marked_busy / seconds, 1.0),

@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.base.errors import InputError
 from perfmodel.engine.critical import critical_cycle
 from perfmodel.engine.leads import ties_of
-from perfmodel.engine.measures import Measures, Span, Totals, measures
+from perfmodel.engine.measures import NO_SPREAD, Measures, RunSpread, Span, Totals, measures
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, Recurrence, ci_fraction
@@ -37,6 +37,10 @@ apart."""
 
 MOST_ROUNDS = 32768
 """Rounds of a run whose confidence interval stays wider than asked."""
+
+SPREAD_STARTS, SPREAD_RUNS = 8, 4
+"""Starts of a job, and runs one after the other from each, by which the spread of runs is known: to
+some 15 % of it."""
 
 _FEW, _DEPTH, _MOST_DEPTH = 4, 8, 128
 """Recorded instances of each op: to attribute waits; to find a critical cycle; most."""
@@ -109,7 +113,33 @@ def first_iterations(
             ci = max(_ci(graph, found), RESOLUTION * rel_ci)
         if ci <= rel_ci:
             break
-    return measures(graph, _together(found), ci_fraction=ci, runs=len(found))
+    return measures(
+        graph, _together(found), ci_fraction=ci, runs=len(found), run_spread=_spread(graph, found)
+    )
+
+
+def run_spread(
+    graph: OpGraph, iterations: int, *, warmup: int, seed: int = 0, compiled: bool | None = None
+) -> RunSpread:
+    """How much runs of ``iterations`` iterations differ in the long run, after ``warmup`` others.
+
+    Raises
+    ------
+    DeadlockError : nothing can happen although iterations are left.
+    """
+    if not graph.random:
+        return NO_SPREAD
+    found: list[Totals] = []
+    for run_seed in _seeds(seed, SPREAD_STARTS):
+        with Simulation(graph, run_seed, compiled) as run:
+            run.advance(warmup)
+            before = run.totals()
+            for k in range(1, SPREAD_RUNS + 1):
+                run.advance(warmup + k * iterations)
+                after = run.totals()
+                found.append(after - before)
+                before = after
+    return _spread(graph, found)
 
 
 def timeline(
@@ -272,6 +302,18 @@ def _together(runs: list[Totals]) -> Totals:
     for one in runs[1:]:
         found = found + one
     return found
+
+
+def _spread(graph: OpGraph, runs: list[Totals]) -> RunSpread:
+    """The spread of the throughput and of the staleness of runs."""
+    if len(runs) < 2:
+        return NO_SPREAD
+    with np.errstate(divide="ignore"):
+        rates = np.log([one.iterations_per_s(graph) for one in runs])
+        stale = np.log([one.staleness for one in runs])
+    return RunSpread(
+        *(float(x.std(ddof=1)) if np.isfinite(x).all() else 0.0 for x in (rates, stale))
+    )
 
 
 def _ci(graph: OpGraph, runs: list[Totals]) -> float:

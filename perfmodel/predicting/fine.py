@@ -12,7 +12,7 @@ from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.parts.workers import CORES, alike
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
-from perfmodel.engine.simulation import first_iterations, simulate, timeline
+from perfmodel.engine.simulation import first_iterations, run_spread, simulate, timeline
 from perfmodel.engine.warmup import Progress
 from perfmodel.graph.op_graph import CAUSES, Block, OpGraph
 from perfmodel.inputs.job import Job
@@ -59,6 +59,7 @@ def predict(
     *,
     rel_ci: float,
     iterations: int | None = None,
+    run_iterations: int | None = None,
     max_ops: float = budget.MOST_OPS,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -69,6 +70,7 @@ def predict(
     rel_ci : half-width of the confidence interval that a random job is simulated to, as a fraction
         of its throughput.
     iterations : measure the first so many iterations; None for the long run.
+    run_iterations : of the runs whose spread is simulated as well, where it is the long run.
     max_ops : operations that the simulation may take.
     progress : called with (done, expected) while a job is simulated.
 
@@ -79,8 +81,13 @@ def predict(
     graph = build_graph(job, fold=True, max_ops=max_ops, iterations=iterations)
     if iterations is None:
         run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
+        spread = run.run_spread
+        if run_iterations is not None:
+            settled = max(math.ceil(run.transient_rounds), run_iterations)
+            spread = run_spread(graph, run_iterations, warmup=settled, seed=job.seed)
     else:
         run = first_iterations(graph, iterations, seed=job.seed, rel_ci=rel_ci, progress=progress)
+        spread, run_iterations = run.run_spread, iterations
     count = graph.group_count
     rate = float((run.iterations_per_s * count).sum())
     waits = (run.wait_fraction * count[:, None]).sum(axis=0) / count.sum()
@@ -94,6 +101,9 @@ def predict(
         workers=job.workers,
         iterations_per_s=rate,
         throughput_ci_fraction=run.ci_fraction,
+        run_iterations=run_iterations,
+        run_spread=spread.throughput,
+        staleness_spread=spread.staleness,
         iterations=iterations,
         transient_iterations=math.ceil(run.transient_rounds),
         compute_s=float(1.0 - np.average(idle, weights=count)) * iteration_s,

@@ -4,7 +4,8 @@ The logarithm of measured over predicted is taken to be normal, with a mean m, b
 a model leaves out mostly take time, and a variance of independent parts
 (:class:`perfmodel.base.uncertainty.Uncertainty`):
 
-- *measurement*: equal runs differ, and the simulation of a random job has a confidence interval;
+- *measurement*: equal runs differ, those of few random iterations as much as in the simulation,
+  and the simulation of a random job has a confidence interval;
 - *calibration*: estimated computing times and measured collectives, each for its part of the step;
   of what was fitted to measured steps (:class:`perfmodel.inputs.calibration.Calibration`) the
   covariance, propagated by the elasticities of the coarse model;
@@ -141,7 +142,7 @@ def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncerta
         model = 0.0 if alone else math.hypot(among.always, among.waiting * waiting)
         beyond = DOUBLING * max(math.log2(job.workers / among.workers), 0.0)
     return Uncertainty(
-        measurement=math.hypot(RUN_SPREAD, found.throughput_ci_fraction / CONFIDENCE_WIDTH),
+        measurement=math.hypot(RUN_SPREAD, _chance(found)),
         calibration=math.hypot(_estimated(job, waiting), *_propagated(job)),
         model=math.hypot(model, _formula(found), *(each.spread for each in fitted)),
         extrapolation=math.hypot(
@@ -189,6 +190,12 @@ def _elasticities(job: Job, changed: list[Job]) -> np.ndarray:
     :data:`STEP` times as large."""
     steps = [float(coarse.phases(each).iteration_s) for each in (job, *changed)]
     return np.log(np.array(steps[1:]) / steps[0]) / math.log(STEP)
+
+
+def _chance(found: Found) -> float:
+    """Standard deviation of a simulated run around the mean, and of that mean."""
+    spread = found.run_spread if isinstance(found, Outcome) else 0.0
+    return math.hypot(spread, found.throughput_ci_fraction / CONFIDENCE_WIDTH)
 
 
 def _formula(found: Found) -> float:
@@ -242,7 +249,8 @@ def interval_of(job: Job, found: Outcome) -> Interval:
         idle_fraction=_idle(found, low_s, high_s),
         staleness=_staleness(job, found),
         parts=parts,
-        text=_text(job, kind, parts, high_s <= slow_links_s(job, found)),
+        text=_text(job, kind, parts, high_s <= slow_links_s(job, found), found.run_iterations),
+        iterations=found.run_iterations,
     )
 
 
@@ -259,10 +267,11 @@ def _staleness(job: Job, found: Outcome) -> tuple[float, float] | None:
         return None
     bounded = job.options.bounded_lead is not None
     spread = BOUNDED_STALENESS if bounded else COUNTED_STALENESS
-    return Uncertainty(model=spread).interval(found.staleness.mean)
+    parts = Uncertainty(measurement=found.staleness_spread, model=spread)
+    return parts.interval(found.staleness.mean)
 
 
-def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool) -> str:
+def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool, iterations: int | None) -> str:
     """The contributions to the interval's width, and extrapolations, in words."""
     among = LEARNT[kind]
     links = f"runs with {kind.network} links"
@@ -274,7 +283,9 @@ def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: bool) -> str:
         words = ", ".join(name.partition("_bytes")[0].replace("_", " ") for name in features)
         beyond = f"{words} outside of the runs that were fitted to"
     reasons = {
-        "measurement": "equal runs differ",
+        "measurement": f"equal runs of {iterations} iterations differ"
+        if iterations
+        else "equal runs differ",
         "calibration": "fitted values are not known exactly" if fitted else "times are estimated",
         "model": f"as far off as {links}" if among.runs else f"assumed: no such {links}",
         "extrapolation": beyond,

@@ -17,8 +17,10 @@ from perfmodel.results.prediction import (
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a simulation, or of the formulas, for a job.
 
-    ``iterations_per_s`` is the rate of all workers together; ``notes`` say how the route was
-    chosen. All else is as in :class:`perfmodel.results.prediction.Prediction`.
+    ``iterations_per_s`` is the rate of all workers together; ``run_iterations`` are those of the
+    runs among which the logarithms of throughput and of mean staleness have the standard deviations
+    ``run_spread`` and ``staleness_spread``; ``notes`` say how the route was chosen. All else is as
+    in :class:`perfmodel.results.prediction.Prediction`.
     """
 
     fidelity: str
@@ -33,6 +35,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: Bottleneck
     error_band: ErrorBand | None = None
     throughput_ci_fraction: float = 0.0
+    run_iterations: int | None = None
+    run_spread: float = 0.0
+    staleness_spread: float = 0.0
     iterations: int | None = None
     transient_iterations: int = 0
     clock_gap: ClockGap | None = None

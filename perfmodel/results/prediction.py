@@ -149,6 +149,7 @@ class ErrorBand(msgspec.Struct, frozen=True):
 class Interval(msgspec.Struct, frozen=True):
     """Prediction interval of a measured run, with probability ``coverage``.
 
+    The run has ``iterations`` iterations; None if so many that their chance does not count.
     ``iteration_s``, ``throughput_samples_per_s``, ``idle_fraction`` (mean of the workers) and
     ``staleness`` (mean; None without) are the lower and the upper end, ``parts`` the contributions
     to the width of the first (standard deviations of the logarithm), ``text`` the same in words.
@@ -161,6 +162,7 @@ class Interval(msgspec.Struct, frozen=True):
     staleness: tuple[float, float] | None
     parts: Uncertainty
     text: str
+    iterations: int | None = None
 
 
 @runtime_checkable

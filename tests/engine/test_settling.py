@@ -15,8 +15,9 @@ import perfmodel
 from perfmodel.api import build_graph
 from perfmodel.engine import leads, warmup
 from perfmodel.engine.leads import possible_loss, settled_after, strong_components, ties_of
+from perfmodel.engine.measures import RunSpread
 from perfmodel.engine.run import Simulation
-from perfmodel.engine.simulation import first_iterations, makespan, simulate
+from perfmodel.engine.simulation import first_iterations, makespan, run_spread, simulate
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job, Straggler
@@ -265,9 +266,49 @@ def test_random_starts_are_repeated_until_the_interval_is_narrow() -> None:
     assert 0.0 < found.throughput_ci_fraction <= 0.05
 
 
+def test_the_interval_of_a_short_run_is_as_wide_as_such_runs_differ() -> None:
+    noisy = bounded(jitter=0.3)
+    graph = build_graph(noisy)
+    long_run = perfmodel.predict(noisy, rel_ci=0.02)
+    short = perfmodel.predict(noisy, rel_ci=0.02, run_iterations=10)
+    assert short.iteration_s == long_run.iteration_s
+    assert short.interval is not None and long_run.interval is not None
+    assert (short.interval.iterations, long_run.interval.iterations) == (10, None)
+    rates = []
+    for seed in range(40):
+        with Simulation(graph, 100 + seed) as run:
+            run.advance(200)
+            before = run.clock()
+            run.advance(210)
+            after = run.clock()
+        rates.append((after[0] - before[0]) / (after[1] - before[1]))
+    spread = float(np.log(rates).std(ddof=1))
+    found = short.interval.parts.measurement
+    assert found == pytest.approx(spread, rel=0.4)
+    assert found > 2.0 * long_run.interval.parts.measurement
+    assert "10 iterations" in short.interval.text or found < short.interval.parts.model
+
+
+def test_runs_of_a_deterministic_job_do_not_differ() -> None:
+    graph = build_graph(bounded(start="together"))
+    assert run_spread(graph, 5, warmup=5) == RunSpread()
+    noisy = build_graph(bounded(jitter=0.3))
+    few, many = (run_spread(noisy, n, warmup=50).throughput for n in (5, 100))
+    assert few > 1.5 * many > 0.0
+
+
+def test_the_first_iterations_have_the_interval_of_one_run() -> None:
+    found = perfmodel.predict(bounded(jitter=0.3), iterations=5)
+    assert found.interval is not None
+    assert found.interval.iterations == 5
+    assert found.interval.parts.measurement > found.throughput_ci_fraction
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        ({"run_iterations": 0}, "run_iterations: must be at least 1, got 0"),
+        ({"run_iterations": 5, "iterations": 5}, "run_iterations: the run is that of the first"),
         ({"iterations": 0}, "iterations: must be at least 1, got 0"),
         ({"iterations": 10_000_000}, "iterations: must be at most 1000000"),
         ({"iterations": 5, "fidelity": "coarse"}, "only a simulation has a start"),

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 @click.option(
     "--iterations", type=int, metavar="N", help="Of the first N iterations, not of the long run."
 )
+@click.option(
+    "--run-iterations", type=int, metavar="N", help="The interval is of a run of N iterations."
+)
 @click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for its time.")
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

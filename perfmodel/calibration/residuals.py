@@ -1,0 +1,80 @@
+"""How far predictions are off measured steps to which nothing was fitted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
+from perfmodel.inputs.calibration import Calibration, Feature
+from perfmodel.inputs.job import Job
+from perfmodel.predicting.intervals import DOUBLING, features_of
+from perfmodel.results.prediction import Prediction
+
+LEAST, MOST = 0.005, 10.0
+"""Least and greatest spread."""
+
+GROWING: tuple[Feature, ...] = ("workers", "servers", "bandwidth_bytes_per_s")
+"""Features beyond whose range the spread grows: by what is assumed of all jobs
+(:data:`perfmodel.predicting.intervals.DOUBLING`)."""
+
+
+class PredictedRun(msgspec.Struct, frozen=True):
+    """A measured run of a ``source``, such as a DNN: runs of one source are alike."""
+
+    source: str
+    job: Job
+    prediction: Prediction
+    step_s: float
+
+    @property
+    def miss(self) -> float:
+        """Logarithm of measured over predicted."""
+        return math.log(self.step_s / self.prediction.iteration_s)
+
+
+def residual_calibration(runs: Sequence[PredictedRun]) -> Calibration:
+    """The most likely spread of measured around predicted steps, and what the runs had.
+
+    What equal runs differ by, as their predictions say, comes on top. The spread is wider the fewer
+    sources it was learnt from, by Student's t with as many degrees of freedom.
+
+    Raises
+    ------
+    InputError : there are no runs.
+    """
+    from scipy import optimize, stats
+
+    if not runs:
+        raise InputError("calibration: no measured run")
+    misses = np.array([run.miss for run in runs])
+    known = np.array([_chance(run.prediction) for run in runs])
+
+    def cost(log_spread: float) -> float:
+        variance = known**2 + math.exp(2.0 * log_spread)
+        return float((np.log(variance) + misses**2 / variance).sum())
+
+    found = optimize.minimize_scalar(cost, bounds=(math.log(LEAST), math.log(MOST)))
+    sources = len({run.source for run in runs})
+    wider = float(stats.t.ppf(0.5 + COVERAGE / 2.0, sources)) / WIDTH
+    features = [features_of(run.job) for run in runs]
+    ranges = {
+        name: (float(min(values)), float(max(values)))
+        for name in GROWING
+        if len(values := [each[name] for each in features if name in each]) > 0
+    }
+    return Calibration(
+        spread=round(math.exp(found.x) * wider, 6),
+        ranges=ranges,
+        growth=dict.fromkeys(ranges, DOUBLING),
+        rows=len(runs),
+    )
+
+
+def _chance(prediction: Prediction) -> float:
+    interval = prediction.interval
+    return 0.0 if interval is None else interval.parts.measurement
