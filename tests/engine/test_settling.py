@@ -272,7 +272,8 @@ def test_the_interval_of_a_short_run_is_as_wide_as_such_runs_differ() -> None:
     long_run = perfmodel.predict(noisy, rel_ci=0.02)
     short = perfmodel.predict(noisy, rel_ci=0.02, run_iterations=10)
     assert short.iteration_s == long_run.iteration_s
-    assert short.interval is not None and long_run.interval is not None
+    assert short.interval is not None
+    assert long_run.interval is not None
     assert (short.interval.iterations, long_run.interval.iterations) == (10, None)
     rates = []
     for seed in range(40):

@@ -113,6 +113,7 @@ PREDICTION: dict[str, Any] = {
             "extrapolation": NUMBER,
         },
         "text": TEXT,
+        "iterations": NOTHING,
     },
     "throughput_ci_fraction": NUMBER,
     "iterations": NOTHING,
