@@ -1,4 +1,4 @@
-"""``python -m benchmarks.accuracy.page DATA``: write docs/accuracy.md.
+"""``python -m benchmarks.accuracy.page DATA``: write docs/accuracy.md and the table of README.md.
 
 DATA holds a folder for each source. Every source is predicted anew from its fits, which are part of
 the repository; its folder is the one named in its adapter.
@@ -19,8 +19,8 @@ from benchmarks.accuracy import fitted, scaling
 from benchmarks.accuracy.__main__ import figure
 from benchmarks.accuracy.cases import About, Case
 from benchmarks.accuracy.sources import SOURCES, adapter
-from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
-from benchmarks.accuracy.targets import LIMITS, TARGETS, Limit, Target
+from benchmarks.accuracy.summaries import coverage, ranking_summary, rankings, summarise
+from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS, Limit, Target
 from perfmodel.base import files
 from perfmodel.base.errors import InputError
 
@@ -30,6 +30,29 @@ WORST = 3
 """Worst cases of each split that are named."""
 
 TEMPLATE = Path(__file__).with_name("page.md")
+
+README = PAGE.parents[1] / "README.md"
+BEGIN, END = "<!-- accuracy: written by benchmarks.accuracy.page -->", "<!-- end of accuracy -->"
+"""What the README's table stands between."""
+
+SUMMARY = (
+    ("this project's small cluster, all", "other models, for the intervals", "testbed/all"),
+    ("- ring", "the same", "testbed/ring"),
+    ("- parameter server, synchronous", "the same", "testbed/ps_bsp"),
+    ("- parameter server, asynchronous", "the same", "testbed/ps_async"),
+    ("HKBU: seven schedules, three networks", "up to 8 GPUs", "hkbu/few"),
+    ("CM-DARE: asynchronous servers in a cloud", "up to 3 workers", "cmdare/n3"),
+    ("DL2: synchronous servers", "a quarter, the smallest", "dl2/few"),
+    ("Pollux: placements on T4 nodes", "one node, and other models", "pollux/a"),
+    ("- a model never run with others", "one device, and two other models", "pollux/b"),
+    ("Sia: placements on RTX nodes", "one node, and other models", "sia/a-rtx"),
+    ("DLPerf: V100, several frameworks", "one node, and other frameworks", "dlperf/few"),
+    ("Horovod: 16 GPUs, rings and servers", "one GPU, and other models", "horovod/few"),
+    ("KungFu: pairs, rings, servers", "small batches", "kungfu/few"),
+    ("TensorFlow on P100 and K80", "two GPUs", "tensorflow/few"),
+    ("MXNet on up to 16 K80", "two GPUs", "mxnet/few"),
+)
+"""Rows of the README's table: what was measured, what was calibrated on, the group."""
 
 
 class Found(NamedTuple):
@@ -61,9 +84,39 @@ def page(sources: Iterable[Found], computing: Mapping[str, Sequence[scaling.Case
         goals=_goals(listed),
         limits=_limits(listed),
         ranking=_ranking(listed),
+        coverage=_coverage(listed),
         sources="".join(_source(found) for found in listed),
         computing=_computing(computing),
     )
+
+
+def summary(sources: Iterable[Found]) -> str:
+    """The README's table."""
+    groups = {name: group for found in sources for name, group in found.groups.items()}
+    rows = []
+    for label, calibrated, name in SUMMARY:
+        if name in groups:
+            group = groups[name]
+            figures = (f"{group[key]:.1%}" for key in ("median", "p90"))
+            ideal = group.get("others", {}).get("ideal scaling")
+            naive = f"{ideal['median']:.1%}" if ideal else ""
+            rows.append([label, calibrated, str(group["n"]), *figures, _inside(group), naive])
+    heads = ("measured runs", "calibrated on", "predicted", "median", "90 % are below", "in 90 %")
+    return _rows((*heads, "ideal scaling: median"), rows)
+
+
+def with_summary(text: str, table: str) -> str:
+    """The README with its table replaced.
+
+    Raises
+    ------
+    InputError : it lacks the marks of where that is.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise InputError(f"{README}: needs {BEGIN} and {END}")
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -114,6 +167,17 @@ def _two(errors: Mapping[str, Any]) -> str:
 
 def _inside(group: Mapping[str, Any]) -> str:
     return f"{group['coverage90']:.0%}" if "coverage90" in group else ""
+
+
+def _coverage(sources: Sequence[Found]) -> str:
+    rows = []
+    for found in sources:
+        of = coverage(found.cases)
+        if of is not None:
+            reached = "yes" if COVERED[0] <= of.inside <= COVERED[1] else "no"
+            groups = f"{of.right} of {of.groups}" if of.groups else ""
+            rows.append([found.name, str(of.runs), f"{of.inside:.0%}", reached, groups])
+    return _rows(("source", "runs", "in 90 %", "reached", "large groups"), rows)
 
 
 def _ranking(sources: Sequence[Found]) -> str:
@@ -207,12 +271,14 @@ def _computing(errors: Mapping[str, Sequence[scaling.Case]]) -> str:
 @click.command()
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(data: Path) -> None:
-    """Predict every source in DATA and write docs/accuracy.md."""
+    """Predict every source in DATA and write docs/accuracy.md and the table of README.md."""
     console = Console(stderr=True)
     sources = [found_in(name, data) for name in track(SOURCES, "sources", console=console)]
     computing = scaling.grouped(scaling.read(data))
-    files.write(PAGE, page(sources, computing).encode())
-    click.echo(f"wrote {PAGE}", err=True)
+    readme = with_summary(README.read_text(encoding="utf-8"), summary(sources))
+    for path, text in ((PAGE, page(sources, computing)), (README, readme)):
+        files.write(path, text.encode())
+        click.echo(f"wrote {path}", err=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.accuracy.cases import Case
+from benchmarks.accuracy.targets import COVERED
 from perfmodel.validation.scores import summarise as distribution
 
 CLOSE = 0.03
@@ -45,6 +46,38 @@ def _summary(cases: Sequence[Case]) -> dict[str, Any]:
             for name in names
         }
     return found
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """The part of measured steps of a source inside their intervals of 90 %.
+
+    ``runs`` of all splits, ``inside`` of them; ``groups`` of at least :data:`MANY` runs, and in how
+    many of those the part was right (:data:`benchmarks.accuracy.targets.COVERED`).
+    """
+
+    runs: int
+    inside: float
+    groups: int
+    right: int
+
+
+MANY = 20
+"""Runs of a group for which a part of them says something."""
+
+
+def coverage(cases: Iterable[Case]) -> Coverage | None:
+    """How often intervals of step times hold; None without any interval."""
+    groups: dict[str, list[bool]] = {}
+    for case in cases:
+        if case.interval is not None and ":" not in case.group:
+            low, high = case.interval
+            groups.setdefault(case.group, []).append(low <= case.measured <= high)
+    every = [each for inside in groups.values() for each in inside]
+    if not every:
+        return None
+    large = [float(np.mean(inside)) for inside in groups.values() if len(inside) >= MANY]
+    right = sum(COVERED[0] <= part <= COVERED[1] for part in large)
+    return Coverage(len(every), float(np.mean(every)), len(large), right)
 
 
 class Ranking(msgspec.Struct, frozen=True):

@@ -57,3 +57,6 @@ LIMITS = (
     Limit("staleness_delay/p90-BCD:staleness", "worst", 1.0),
     Limit("staleness_delay/p99-BCD:staleness", "worst", 1.0),
 )
+
+COVERED = (0.85, 0.97)
+"""What part of measured values intervals of 90 % should hold."""

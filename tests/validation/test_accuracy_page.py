@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from benchmarks.accuracy import fitted
 from benchmarks.accuracy.cases import About, Case, Split
-from benchmarks.accuracy.page import Found, page
+from benchmarks.accuracy.page import BEGIN, END, PAGE, README, SUMMARY, Found, page, with_summary
 from benchmarks.accuracy.scaling import Case as Estimate
 from benchmarks.accuracy.sources import SOURCES, adapter
-from benchmarks.accuracy.summaries import summarise
-from benchmarks.accuracy.targets import LIMITS, TARGETS
+from benchmarks.accuracy.summaries import coverage, summarise
+from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS
+from perfmodel.base.errors import InputError
+from tests.measured import DATA
 
 ABOUT = About(
     title="Rings in the lab",
@@ -108,3 +112,69 @@ def test_every_source_says_what_it_is(name: str) -> None:
     assert about.folder
     assert about.splits
     assert not about.remarks.startswith((" ", "\n"))
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+
+def with_interval(width: float, group: str = "dlperf/few/net") -> list[Case]:
+    """A hundred runs that are up to 10 % off either way, in intervals of so much."""
+    return [
+        Case(group, f"run {i}", 1.0, 1.0 + off, interval=(1.0 - width, 1.0 + width))
+        for i, off in enumerate(np.linspace(-0.1, 0.1, 100).tolist())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "inside", "reached"), [(0.09, "90%", "yes"), (0.2, "100%", "no"), (0.05, "50%", "no")]
+)
+@pytest.mark.usefixtures("fits")
+def test_intervals_that_are_too_narrow_or_too_wide_show(
+    width: float, inside: str, reached: str
+) -> None:
+    cases = with_interval(width)
+    text = page([Found("dlperf", ABOUT, cases, summarise(cases))], {})
+    groups = "1 of 1" if reached == "yes" else "0 of 1"
+    assert f"| dlperf | 100 | {inside} | {reached} | {groups} |" in text
+
+
+def test_small_groups_and_idleness_do_not_count_as_groups() -> None:
+    idle = [replace(case, group="dlperf/few/net:idle") for case in with_interval(0.01)]
+    found = coverage([*with_interval(0.09), *with_interval(0.09, "dlperf/dnn/net")[:19], *idle])
+    assert found is not None
+    assert (found.runs, found.groups) == (119, 1)
+    assert coverage(idle) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOURCES)
+def test_canary_a_bias_turns_the_coverage_of_a_source_red(name: str) -> None:
+    """Steps that last 20 % longer than measured are outside of their intervals too often."""
+    folder = DATA / adapter(name).ABOUT.folder
+    if not folder.is_dir():
+        pytest.skip("the measurements are not there")
+    cases = adapter(name).cases(folder)
+    if coverage(cases) is None:
+        pytest.skip("no step time has an interval")
+    biased = coverage([replace(case, measured=1.2 * case.measured) for case in cases])
+    assert biased is not None
+    assert biased.inside < COVERED[0]
+
+
+def test_the_readme_has_the_table_of_the_page() -> None:
+    """Every figure of the README's table stands in docs/accuracy.md, in the row of its group."""
+    readme = README.read_text(encoding="utf-8")
+    table = readme.partition(BEGIN)[2].partition(END)[0]
+    rows = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    written = {label: cells for label, *cells in rows}
+    for label, _, group in SUMMARY:
+        runs, median, p90 = written[label][1:4]
+        start = f"| {group} | {runs} | {median} | {p90} |"
+        assert any(line.startswith(start) for line in lines), start
+
+
+def test_the_readme_must_have_a_place_for_the_table() -> None:
+    assert with_summary(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
+    with pytest.raises(InputError, match="needs <!-- accuracy"):
+        with_summary("nothing", "new")
