@@ -77,7 +77,7 @@ class Parameter(msgspec.Struct, frozen=True):
     unit : SI; empty for a fraction or a factor.
     scale : of its coordinate: the logarithm, the logit of a fraction, or the value itself.
     least : prior mean of a logarithm if ``value`` is 0: too small to matter.
-    most : largest value that it may have.
+    smallest, most : bounds of its values.
     """
 
     name: str
@@ -86,6 +86,7 @@ class Parameter(msgspec.Struct, frozen=True):
     unit: str = ""
     scale: Literal["log", "logit", "linear"] = "log"
     least: float = 1.0
+    smallest: float = -math.inf
     most: float = math.inf
 
     @property
@@ -104,11 +105,12 @@ class Parameter(msgspec.Struct, frozen=True):
 
     def at(self, coordinate: Quantity) -> Quantity:
         """Value of a coordinate."""
-        if self.scale == "linear":
-            return np.minimum(coordinate, self.most)
+        value = coordinate
         if self.scale == "logit":
-            return 1.0 / (1.0 + np.exp(-coordinate))
-        return np.minimum(np.exp(coordinate), self.most)
+            value = 1.0 / (1.0 + np.exp(-coordinate))
+        elif self.scale == "log":
+            value = np.exp(coordinate)
+        return np.clip(value, self.smallest, self.most)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -179,6 +181,11 @@ class Regression:
     def cost(self, x: Floats, scale: float) -> float:
         """The same at one point."""
         return float(self.costs(x[None], scale)[0])
+
+    def unlikelihood(self, misses: Floats, scale: float) -> float:
+        """The part of the cost that misfits of shape (rows,) make."""
+        sizes = (misses / (scale * self.spreads) / TOLERATED) ** 2
+        return float(TOLERATED**2 * (np.sqrt(1.0 + sizes) - 1.0).sum())
 
     # -- the minimum -------------------------------------------------------------------------------
 

@@ -108,22 +108,32 @@ def value_at(struct: msgspec.Struct, path: str) -> float:
     return float(found)
 
 
-def scaled(struct: Struct, path: str, factor: float) -> Struct:
-    """A copy in which the number in a field is ``factor`` times as large.
+def with_value(struct: Struct, path: str, value: float) -> Struct:
+    """A copy with another number in a field.
 
     Raises
     ------
     InputError : as :func:`value_at`; or the field cannot have that value.
     """
     value_at(struct, path)
-    changed: Struct = _scaled(struct, path.split("."), factor)
+    changed: Struct = _changed(struct, path.split("."), value)
     return changed
 
 
-def _scaled(part: Any, names: list[str], factor: float) -> Any:
+def scaled(struct: Struct, path: str, factor: float) -> Struct:
+    """A copy in which the number in a field is ``factor`` times as large.
+
+    Raises
+    ------
+    InputError : as :func:`with_value`.
+    """
+    return with_value(struct, path, value_at(struct, path) * factor)
+
+
+def _changed(part: Any, names: list[str], value: float) -> Any:
     if not names:
-        return part * factor
-    inner = _scaled(_inside(part, names[0], names[0]), names[1:], factor)
+        return value
+    inner = _changed(_inside(part, names[0], names[0]), names[1:], value)
     if isinstance(part, tuple):
         at = int(names[0])
         return (*part[:at], inner, *part[at + 1 :])

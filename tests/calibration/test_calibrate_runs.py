@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import InputError, Link, api, predict
+from perfmodel import InputError, IntraNode, Link, api, predict
 from perfmodel.base import files
 from perfmodel.base.provenance import Source
 from perfmodel.calibration import PastRun, RunsFit, fit_runs, read_runs, regression
@@ -97,6 +97,43 @@ def inside(fit: RunsFit, truth: Mapping[str, float]) -> dict[str, bool]:
     return {name: fit[name].low <= value <= fit[name].high for name, value in truth.items()}
 
 
+NODES = msgspec.structs.replace(
+    CLUSTER, devices_per_node=4, intra_node=IntraNode(6e9, 1e-5, 0.9, kind="per_device")
+)
+"""Four devices on each node."""
+
+
+def placed(truth: Mapping[str, float], **more: Any) -> RunsFit:
+    counts = (1, 2, 3, 4, 8, 16)
+    return fit_runs(made(truth, cluster=NODES, archs=("ring",), workers=counts, **more))
+
+
+def test_what_devices_of_a_node_share_is_found() -> None:
+    truth = {"slowdown_per_neighbour": 0.08, "inside_efficiency": 0.3, "efficiency": 0.6}
+    fit = placed(truth, noise=0.005)
+    for name, value in truth.items():
+        assert fit.values[name] == pytest.approx(value, rel=0.15)
+    where = fit.cluster(NODES)
+    assert where.slowdown_per_neighbour == fit.values["slowdown_per_neighbour"]
+    assert where.intra_node is not None
+    assert where.intra_node.efficiency == fit.values["inside_efficiency"]
+
+
+def test_what_does_not_help_runs_that_were_left_out_is_not_fitted() -> None:
+    fit = placed({"efficiency": 0.6})
+    assert "slowdown_per_neighbour" not in fit.values
+    assert "no worse" in fit["slowdown_per_neighbour"].note
+    assert "handover_per_byte_s" not in [e.name for e in fit.estimates]
+
+
+def test_handing_over_is_fitted_if_asked() -> None:
+    truth = {"handover_per_byte_s": 2e-10}
+    found = fit_runs(made(truth, archs=("ring",), noise=0.002), fit=list(truth))
+    assert found.values["handover_per_byte_s"] == pytest.approx(2e-10, rel=0.1)
+    with pytest.raises(InputError, match="no run has several devices"):
+        fit_runs(made(truth), fit=["inside_efficiency"])
+
+
 # how long a step takes
 
 
@@ -178,7 +215,7 @@ def test_exact_runs_give_the_exact_truth() -> None:
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     centres = {"latency_s": 25e-6, "efficiency": 0.94, "compute_factor": 1.0}
-    priors = {p.name: p for p in parameters.parameters_of(made(centres)[0].job)}
+    priors = {p.name: p for p in parameters.parameters_of([made(centres)[0].job])}
     random = np.random.default_rng(3)
     held = []
     for seed in range(20):

@@ -19,8 +19,8 @@ from perfmodel.base.provenance import Source
 from perfmodel.base.units import dimension_of, show
 from perfmodel.calibration.regression import Known, Parameter, Regression
 from perfmodel.calibration.runs.parameters import (
+    FIELDS,
     OVERLAP,
-    PARAMETERS,
     free_overlap,
     groups_of,
     names_of,
@@ -60,15 +60,13 @@ fraction."""
 MARGIN = 2.0
 """Difference of the log-likelihoods needed to decide whether communication overlaps."""
 
+STARTS_OF_ONE = np.array([0.0, 1.0])
+"""Where the search for one more parameter starts: prior standard deviations from its mean."""
+
 FOLDS = 5
 """Folds of the cross-validation."""
 
-OF_CLUSTER = {
-    "latency_s": "nic.latency_s",
-    "efficiency": "nic.efficiency",
-    "update_per_tensor_s": "server.update_per_tensor_s",
-    "update_per_byte_s": "server.update_per_byte_s",
-}
+OF_CLUSTER = {name: field.path for name, field in FIELDS.items()}
 OF_WORKLOAD = {"compute_factor": "compute_s"}
 """Fields of the parameters that a cluster and a workload have."""
 
@@ -229,12 +227,13 @@ def fit_runs(
     _check(runs)
     asked = None if fit is None else names_of(fit)
     choosing = any(free_overlap(r.job) for r in runs) and (asked is None or OVERLAP in asked)
-    names = [name for name in PARAMETERS if asked is None or name in asked]
+    problems = [_RunsRegression(runs, some, run_spread) for some in _choices(runs, choosing)]
+    names = _fitted(problems[0], asked)
     if not names and not choosing:
         raise InputError(f"fit: {', '.join(asked or ()) or 'nothing'}: the runs say it themselves")
-    problems = [_RunsRegression(runs, some, run_spread) for some in _choices(runs, choosing)]
     steps = _Steps(progress, len(problems) + FOLDS + 1)
-    searched = [_searched(problem, names, choosing, steps) for problem in problems]
+    optional = [name for name in names if asked is None and _optional(name)]
+    searched = [_searched(problem, names, optional, choosing, steps) for problem in problems]
     (problem, x, scale), overlap = _chosen(searched) if choosing else (searched[0], None)
     known = problem.identified(x, scale)
     silent = [name for name, what in known.items() if what.status == "not identified"]
@@ -289,7 +288,53 @@ class _RunsRegression(Regression):
             return found
 
         spreads = [math.hypot(run_spread, r.spread_fraction) for r in runs]
-        super().__init__(parameters_of(runs[0].job), misses, spreads)
+        super().__init__(parameters_of([r.job for r in runs]), misses, spreads)
+
+
+def _optional(name: str) -> bool:
+    return name in FIELDS and FIELDS[name].optional
+
+
+def _fitted(problem: Regression, asked: Sequence[str] | None) -> list[str]:
+    """The names of the parameters to fit: those asked for, or all usual ones.
+
+    Raises
+    ------
+    InputError : one that the cluster of the runs has no place for.
+    """
+    usual = [n for n in problem.parameters if n not in FIELDS or FIELDS[n].usual]
+    if asked is None:
+        return usual
+    for name in asked:
+        if name in FIELDS and name not in problem.parameters:
+            raise InputError(f"fit: {name}: no run has several devices with links on a node")
+    return [name for name in problem.parameters if name in asked]
+
+
+def _with_more(
+    problem: Regression, optional: Sequence[str], x: Floats, scale: float
+) -> tuple[Floats, float]:
+    """The fit with those optional parameters without which runs left out are predicted worse."""
+    for name in optional:
+        parts = _parts(problem, len(x) + 1)
+        if not parts or problem.effect(name) <= EFFECT:
+            continue
+        before, without = problem.names, problem.left_out(parts, x, scale)
+        problem.names = [n for n in problem.parameters if n in {*before, name}]
+        at = problem.parameters[name].centre + problem.parameters[name].spread * STARTS_OF_ONE
+        starts = [np.insert(x, problem.names.index(name), value) for value in at]
+        more = problem.solve([*starts, *problem.starts()], scale)
+        least = min(scale, problem.scale(more))
+        more = problem.solve([more], least)
+        costs = [
+            problem.unlikelihood(misses, least)
+            for misses in (without, problem.left_out(parts, more, least))
+        ]
+        if costs[0] - costs[1] > MARGIN:
+            x, scale = more, least
+        else:
+            problem.names = before
+    return x, scale
 
 
 class _Steps:
@@ -310,7 +355,7 @@ def _check(runs: Sequence[PastRun]) -> None:
 
     def without_rate(cluster: Cluster) -> Cluster:
         nic = msgspec.structs.replace(cluster.nic, bandwidth_bytes_per_s=1.0)
-        return msgspec.structs.replace(cluster, nic=nic)
+        return msgspec.structs.replace(cluster, nic=nic, devices_on_nodes=())
 
     for r in runs:
         if without_rate(r.job.cluster) != without_rate(runs[0].job.cluster):
@@ -331,16 +376,21 @@ def _choices(runs: Sequence[PastRun], choosing: bool) -> list[bool | None]:
 
 
 def _searched(
-    problem: _RunsRegression, names: Sequence[str], choosing: bool, steps: _Steps
+    problem: _RunsRegression,
+    names: Sequence[str],
+    optional: Sequence[str],
+    choosing: bool,
+    steps: _Steps,
 ) -> _Searched:
-    """The best fit of the parameters that have an effect."""
-    problem.names = [name for name in names if problem.effect(name) > EFFECT]
+    """The best fit of the parameters that have an effect, and of those optional ones that help."""
+    needed = [name for name in names if name not in optional]
+    problem.names = [name for name in needed if problem.effect(name) > EFFECT]
     if not problem.names and not choosing:
         raise InputError(f"fit: {', '.join(names)}: changes no run by {EFFECT:.0%} or more")
     first = problem.solve(problem.starts(), 1.0)
     scale = problem.scale(first)
     steps.next()
-    return problem, problem.solve([first], scale), scale
+    return problem, *_with_more(problem, optional, problem.solve([first], scale), scale)
 
 
 def _chosen(searched: Sequence[_Searched]) -> tuple[_Searched, Overlap]:
@@ -372,6 +422,8 @@ def _estimate(p: Parameter, job: Job, found: dict[str, float], known: dict[str, 
     if what is None:
         status: Status = "not identified"
         low, high, note = was, was, f"changes no run by {EFFECT:.0%}"
+        if _optional(name):
+            note = "without it runs that were left out are predicted no worse"
     else:
         status, low, high = what.status, min(what.low, value), max(what.high, value)
         note = {

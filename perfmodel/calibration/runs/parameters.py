@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.base.quantities import Quantity
 from perfmodel.calibration.regression import Parameter
-from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.calibration import value_at, with_value
+from perfmodel.inputs.cluster import LEAST_EFFICIENCY, Cluster
 from perfmodel.inputs.job import MOST_JITTER, Jitter, Job
 from perfmodel.inputs.profile import Profile, Seconds, Timing
 from perfmodel.inputs.workload import Workload
@@ -32,22 +33,62 @@ Values = Mapping[str, Quantity]
 DECADE = math.log(10.0)
 """Standard deviation of the logarithm (or logit) of a value known within a factor of ten."""
 
-PARAMETERS = (
-    *("latency_s", "efficiency", "update_per_tensor_s", "update_per_byte_s"),
-    *("compute_factor", "jitter"),
-)
-"""Names: latency and efficiency of the nodes' links, costs of the server, how many times longer
-than profiled computing takes, and the coefficient of variation of an iteration's computation."""
+
+class Field(NamedTuple):
+    """A parameter that is a field of a cluster, such as ``nic.latency_s``.
+
+    ``least`` is where its search starts if it is 0. An ``optional`` one is fitted only if runs that
+    are left out are then predicted better; one that is not ``usual``, only if it is asked for.
+    """
+
+    path: str
+    unit: str = ""
+    least: float = 1.0
+    scale: Literal["log", "logit"] = "log"
+    optional: bool = False
+    usual: bool = True
 
 
-def parameters_of(job: Job) -> list[Parameter]:
+FIELDS: Mapping[str, Field] = {
+    "latency_s": Field("nic.latency_s", "s", 1e-6),
+    "efficiency": Field("nic.efficiency", scale="logit"),
+    "update_per_tensor_s": Field("server.update_per_tensor_s", "s", 1e-6),
+    "update_per_byte_s": Field("server.update_per_byte_s", "s", 1e-11),
+    "inside_efficiency": Field("intra_node.efficiency", scale="logit", optional=True),
+    "slowdown_per_neighbour": Field("slowdown_per_neighbour", "", 0.01, optional=True),
+    "handover_per_tensor_s": Field("handover.per_tensor_s", "s", 1e-5, usual=False),
+    "handover_per_byte_s": Field("handover.per_byte_s", "s", 1e-10, usual=False),
+}
+"""Of the nodes' links and of those inside a node, of servers, and of devices."""
+
+PARAMETERS = (*FIELDS, "compute_factor", "jitter")
+"""All of them by name: the fields, how many times longer than profiled computing takes, and the
+coefficient of variation of an iteration's computation."""
+
+ONE_BY_ONE = frozenset(("slowdown_per_neighbour", "handover_per_tensor_s", "handover_per_byte_s"))
+"""Parameters that make workers differ: jobs with several numbers of workers have to be evaluated
+one after the other."""
+
+
+def parameters_of(jobs: Sequence[Job]) -> list[Parameter]:
     """Parameters that can be fitted to runs of such jobs, the current values as prior means."""
-    given = now(job)
+    given = now(jobs[0])
+    several = any(job.cluster.fullest(job.workers) > 1 for job in jobs)
+    found = [
+        Parameter(
+            name,
+            given[name],
+            DECADE,
+            field.unit,
+            field.scale,
+            field.least,
+            smallest=LEAST_EFFICIENCY if field.scale == "logit" else 0.0,
+        )
+        for name, field in FIELDS.items()
+        if name in given and (several or not field.optional)
+    ]
     return [
-        Parameter("latency_s", given["latency_s"], DECADE, "s", least=1e-6),
-        Parameter("efficiency", given["efficiency"], DECADE, scale="logit"),
-        Parameter("update_per_tensor_s", given["update_per_tensor_s"], DECADE, "s", least=1e-6),
-        Parameter("update_per_byte_s", given["update_per_byte_s"], DECADE, "s", least=1e-11),
+        *found,
         Parameter("compute_factor", 1.0, math.log(2.0)),
         Parameter("jitter", given["jitter"], DECADE, least=0.01, most=MOST_JITTER),
     ]
@@ -77,27 +118,23 @@ def names_of(asked: Sequence[str]) -> list[str]:
 
 
 def now(job: Job) -> dict[str, float]:
-    """Current values of a job."""
-    return {
-        "latency_s": job.cluster.nic.latency_s,
-        "efficiency": job.cluster.nic.efficiency,
-        "update_per_tensor_s": job.cluster.server.update_per_tensor_s,
-        "update_per_byte_s": job.cluster.server.update_per_byte_s,
-        "compute_factor": 1.0,
-        "jitter": job.jitter.cv if job.jitter is not None else 0.0,
+    """Current values of a job; without those that its cluster has no place for."""
+    inside = job.cluster.intra_node is not None
+    known = {
+        name: value_at(job.cluster, field.path)
+        for name, field in FIELDS.items()
+        if inside or not field.path.startswith("intra_node.")
     }
+    jitter = job.jitter.cv if job.jitter is not None else 0.0
+    return known | {"compute_factor": 1.0, "jitter": jitter}
 
 
 def on_cluster(cluster: Cluster, values: Mapping[str, float]) -> Cluster:
     """A cluster with these values; links of nodes that differ stay as they are."""
-    nic = {name: values[name] for name in ("latency_s", "efficiency") if name in values}
-    costs = ("update_per_tensor_s", "update_per_byte_s")
-    server = {name: values[name] for name in costs if name in values}
-    return msgspec.structs.replace(
-        cluster,
-        nic=msgspec.structs.replace(cluster.nic, **nic),
-        server=msgspec.structs.replace(cluster.server, **server),
-    )
+    for name, field in FIELDS.items():
+        if name in values:
+            cluster = with_value(cluster, field.path, values[name])
+    return cluster
 
 
 def on_job(job: Job, values: Mapping[str, float]) -> Job:
@@ -178,17 +215,22 @@ class JobGroup(msgspec.Struct, frozen=True, eq=False):
 
     def step_s(self, values: Values, points: int) -> Floats:
         """Step times, shape (points, jobs), for values of shape (points,)."""
-        if _unlike(self.job):  # a group of its own
-            each = [
-                coarse.phases(on_job(self.job, {n: float(v[i]) for n, v in values.items()}))
-                for i in range(points)
+        if _unlike(self.job) or ONE_BY_ONE & values.keys():
+            jobs_of = [
+                msgspec.structs.replace(self.job, workers=count) for count in self.workers.tolist()
             ]
-            return np.array([[float(found.iteration_s)] for found in each])
+            return np.array([[_alone_s(job, values, i) for job in jobs_of] for i in range(points)])
         jobs = len(self.workers)
         flat = {name: np.repeat(value, jobs) for name, value in values.items()}
         among = _changed(self.job, self.quantities, flat, np.tile(self.workers, points))
         seconds = coarse.phases(self.job, among=among).iteration_s
         return np.broadcast_to(seconds, points * jobs).reshape(points, jobs)
+
+
+def _alone_s(job: Job, values: Values, point: int) -> float:
+    """Step time of one job at one of the points."""
+    given = {name: float(value[point]) for name, value in values.items()}
+    return float(coarse.phases(on_job(job, given)).iteration_s)
 
 
 def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]) -> Quantities:
@@ -200,6 +242,9 @@ def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]
         ratio = values["efficiency"] / job.cluster.nic.efficiency
         for name in ("bandwidth", "server_bandwidth", "core_bandwidth"):
             changed[f"{name}_bytes_per_s"] = getattr(q, f"{name}_bytes_per_s") * ratio
+    if "inside_efficiency" in values and job.cluster.intra_node is not None:
+        ratio = values["inside_efficiency"] / job.cluster.intra_node.efficiency
+        changed["inside_bandwidth_bytes_per_s"] = q.inside_bandwidth_bytes_per_s * ratio
     if "compute_factor" in values:
         for name in ("forward_s", "backward_s", "optimizer_s", "scale"):
             changed[name] = getattr(q, name) * values["compute_factor"]

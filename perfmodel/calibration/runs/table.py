@@ -23,7 +23,7 @@ MEASURED = ("step_s", "iteration_s", "samples_per_s")
 
 WHOLE = ("workers", "batch_size", "global_batch_size")
 TEXTS = ("model", "workload", "device", "precision", "arch", "jitter")
-RATE, SPREAD = "bandwidth_bytes_per_s", "spread_fraction"
+RATE, SPREAD, PLACEMENT = "bandwidth_bytes_per_s", "spread_fraction", "placement"
 
 
 class PastRun(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ def read_runs(
     if not any(column in table.columns for column in MEASURED):
         table.need(MEASURED[0])
     options = {f for a in registry.all_architectures() for f in a.options.__struct_fields__}
-    known = {*WHOLE, *TEXTS, RATE, SPREAD, *MEASURED, *options}
+    known = {*WHOLE, *TEXTS, RATE, SPREAD, PLACEMENT, *MEASURED, *options}
     unused = tuple(column for column in table.columns if column not in known)
     for column in unused:
         hint = nearest(column, known)
@@ -135,6 +135,9 @@ class _Reader(msgspec.Struct):
                 cluster.nic, bandwidth_bytes_per_s=line.number(RATE, above=0.0)
             )
             cluster = msgspec.structs.replace(cluster, nic=nic)
+        if line.has(PLACEMENT):
+            counts = _placement(line.text(PLACEMENT), given["workers"])
+            cluster = msgspec.structs.replace(cluster, devices_on_nodes=counts)
         options = {name: _option(line.text(name)) for name in self.options if line.has(name)}
         job = api.make_job(workload=profile, cluster=cluster, options=options, **given)
         return job_facts.with_layers(job)
@@ -154,6 +157,22 @@ class _Reader(msgspec.Struct):
 def _option(text: str) -> str:
     """An option's text; spreadsheets write truth in capitals."""
     return text.lower() if text.lower() in ("true", "false") else text
+
+
+def _placement(text: str, workers: int) -> tuple[int, ...]:
+    """Devices on each node, of text such as ``4+2``.
+
+    Raises
+    ------
+    InputError : no such numbers, or not as many as workers.
+    """
+    parts = text.split("+")
+    if not all(part.strip().isdigit() for part in parts):
+        raise InputError(f"placement: {text!r}: must be devices of each node, such as 4+2")
+    counts = tuple(int(part) for part in parts)
+    if sum(counts) != workers:
+        raise InputError(f"placement: {text!r} are {sum(counts)} devices, and workers {workers}")
+    return counts
 
 
 def _step_s(line: TableRow, job: Job) -> float:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 @click.option(
     "--fit",
     metavar="NAME,...",
-    help="Of latency_s, efficiency, update_per_tensor_s, update_per_byte_s, compute_factor, "
-    "jitter, overlap.  [default: all that have an effect]",
+    help="Of latency_s, efficiency, inside_efficiency, update_per_tensor_s, update_per_byte_s, "
+    "slowdown_per_neighbour, handover_per_tensor_s, handover_per_byte_s, compute_factor, jitter, "
+    "overlap.  [default: all but the handover that have an effect]",
 )
 @click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
 @click.option("--workload-output", metavar="FILE", help="Write the workload, its times scaled.")
