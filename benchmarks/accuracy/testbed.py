@@ -113,6 +113,7 @@ def _run(config: dict[str, Any], measured: dict[str, Any], job: pm.Job) -> Run:
 
 def job_of(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, Any]]) -> pm.Job:
     """The job that a run's configuration describes."""
+    number("rate", config["rate"], above=0.0)
     _, arch, options = KINDS[f"{config['arch']} {config['sync']}"]
     jitter, straggler = config.get("jitter"), config.get("straggler")
     layers = [_layer(one, config["arch"]) for one in config["layers"]]
