@@ -5,7 +5,8 @@ a model leaves out mostly take time, and a variance of independent parts
 (:class:`perfmodel.base.uncertainty.Uncertainty`):
 
 - *measurement*: equal runs differ, those of few random iterations as much as in the simulation,
-  and the simulation of a random job has a confidence interval;
+  those over unequal links to one server by what TCP makes of them, and the simulation of a random
+  job has a confidence interval;
 - *calibration*: estimated computing times and measured collectives, each for its part of the step;
   of what was fitted to measured steps (:class:`perfmodel.inputs.calibration.Calibration`) the
   covariance, propagated by the elasticities of the coarse model;
@@ -67,6 +68,14 @@ RDMA_LATENCY_S = 10e-6
 COUNTED_STALENESS, BOUNDED_STALENESS = 0.02, 0.1
 """Standard deviations of the logarithm of the mean staleness, without and with a bound: those of
 predictions of measured runs."""
+
+UNEQUAL_LINKS, UNEQUAL_WITHOUT_QUEUE = 0.05, 0.08
+"""Standard deviations of the logarithm of a step where workers behind unequal links push to one
+server, with the queue of its link and without: those of 22 measured runs, of which equal ones differ
+by up to 10 % (docs/decisions/0030)."""
+
+MOST_LINKS = 1000
+"""Workers whose links are looked at, from the first on."""
 
 CONFIDENCE_WIDTH = 1.96
 """Standard deviations on each side of the mean in a confidence interval of 95 %."""
@@ -142,7 +151,7 @@ def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncerta
         model = 0.0 if alone else math.hypot(among.always, among.waiting * waiting)
         beyond = DOUBLING * max(math.log2(job.workers / among.workers), 0.0)
     return Uncertainty(
-        measurement=math.hypot(RUN_SPREAD, _chance(found)),
+        measurement=math.hypot(RUN_SPREAD, _chance(found), _unequal_links(job)),
         calibration=math.hypot(_estimated(job, waiting), *_propagated(job)),
         model=math.hypot(model, _formula(found), *(each.spread for each in fitted)),
         extrapolation=math.hypot(
@@ -196,6 +205,17 @@ def _chance(found: Found) -> float:
     """Standard deviation of a simulated run around the mean, and of that mean."""
     spread = found.run_spread if isinstance(found, Outcome) else 0.0
     return math.hypot(spread, found.throughput_ci_fraction / CONFIDENCE_WIDTH)
+
+
+def _unequal_links(job: Job) -> float:
+    """Standard deviation for connections from unequal links that share one into a server."""
+    cluster = job.cluster
+    sending = {
+        cluster.nic_of(cluster.node_of_worker(w)) for w in range(min(job.workers, MOST_LINKS))
+    }
+    if not cluster.overrides or not job.options.server_count or len(sending) < 2:
+        return 0.0
+    return UNEQUAL_WITHOUT_QUEUE if cluster.queue_bytes is None else UNEQUAL_LINKS
 
 
 def _formula(found: Found) -> float:
