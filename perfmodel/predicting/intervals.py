@@ -71,8 +71,8 @@ predictions of measured runs."""
 
 UNEQUAL_LINKS, UNEQUAL_WITHOUT_QUEUE = 0.05, 0.08
 """Standard deviations of the logarithm of a step where workers behind unequal links push to one
-server, with the queue of its link and without: those of 22 measured runs, of which equal ones differ
-by up to 10 % (docs/decisions/0030)."""
+server, with the queue of its link and without: those of 22 measured runs, of which equal ones
+differ by up to 10 % (docs/decisions/0030)."""
 
 MOST_LINKS = 1000
 """Workers whose links are looked at, from the first on."""
@@ -210,9 +210,8 @@ def _chance(found: Found) -> float:
 def _unequal_links(job: Job) -> float:
     """Standard deviation for connections from unequal links that share one into a server."""
     cluster = job.cluster
-    sending = {
-        cluster.nic_of(cluster.node_of_worker(w)) for w in range(min(job.workers, MOST_LINKS))
-    }
+    some = range(min(job.workers, MOST_LINKS))
+    sending = {cluster.nic_of(cluster.node_of_worker(worker)) for worker in some}
     if not cluster.overrides or not job.options.server_count or len(sending) < 2:
         return 0.0
     return UNEQUAL_WITHOUT_QUEUE if cluster.queue_bytes is None else UNEQUAL_LINKS

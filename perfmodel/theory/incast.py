@@ -2,9 +2,10 @@ r"""Unequal shares of a link among connections when its queue overflows (incast)
 
 Many connections send to one receiver at the same time: their windows fill the queue of its link,
 and from then on each gets a share of the link in proportion to its window. Windows are equal if all
-begin together, over equal links (:data:`SLOWER`). When the queue overflows, one connection loses a packet and multiplies its window by
-:math:`\beta`; it grows back by :math:`\alpha` segments per round trip, and round trips are as long
-as the queue. With n senders and a queue of q bytes a sender loses every
+begin together over equal links (else :data:`SLOWER`). When the queue overflows, one connection
+loses a packet and multiplies its window by :math:`\beta`; it grows back by :math:`\alpha` segments
+per round trip, and round trips are as long as the queue. With n senders and a queue of q bytes a
+sender loses every
 
 .. math:: T = \frac{(1 - \beta) \, q / (n s)}{\alpha}
 

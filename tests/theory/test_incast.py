@@ -116,7 +116,7 @@ def step_by_hand(shares: np.ndarray) -> float:
 
 @pytest.mark.parametrize("workers", [3, 6])
 def test_a_step_waits_for_the_smallest_part(workers: int) -> None:
-    shares = parts(workers, FIRST + LAST, QUEUE_BYTES, seed=0, link=0)
+    shares = parts(np.ones(workers), FIRST + LAST, QUEUE_BYTES, seed=0, link=0)
     found = predict(incast(workers, QUEUE_BYTES)).iteration_s
     assert found == pytest.approx(step_by_hand(shares), rel=1e-6)
     fair = predict(incast(workers, None)).iteration_s
