@@ -62,7 +62,7 @@ def residual_calibration(runs: Sequence[PredictedRun]) -> Calibration:
     sources = len({run.source for run in runs})
     wider = float(stats.t.ppf(0.5 + COVERAGE / 2.0, sources)) / WIDTH
     features = [features_of(run.job) for run in runs]
-    ranges = {
+    ranges: dict[str, tuple[float, float]] = {
         name: (float(min(values)), float(max(values)))
         for name in GROWING
         if len(values := [each[name] for each in features if name in each]) > 0

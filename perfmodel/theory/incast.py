@@ -103,4 +103,5 @@ def parts(
     values = [math.exp(sigma * normal.inv_cdf((i + 0.5) / senders)) for i in range(senders)]
     sequence = np.random.SeedSequence([seed, _INCAST, link])
     drawn = np.random.Generator(np.random.Philox(sequence)).permutation(np.array(values))
-    return drawn * (rates / rates.max()) ** SLOWER
+    shares: NDArray[np.float64] = drawn * (rates / rates.max()) ** SLOWER
+    return shares
