@@ -265,7 +265,7 @@ def interval_of(job: Job, found: Outcome) -> Interval:
         coverage=COVERAGE,
         iteration_s=(low_s, high_s),
         throughput_samples_per_s=(samples / high_s, samples / low_s),
-        idle_fraction=_idle(found, low_s, high_s),
+        idle_fraction=idle_within(found.idle_fraction.mean, found.iteration_s, (low_s, high_s)),
         staleness=_staleness(job, found),
         parts=parts,
         text=_text(job, kind, parts, high_s <= slow_links_s(job, found), found.run_iterations),
@@ -273,10 +273,12 @@ def interval_of(job: Job, found: Outcome) -> Interval:
     )
 
 
-def _idle(found: Outcome, low_s: float, high_s: float) -> tuple[float, float]:
-    """The idle fraction if a step of the same computing time lasts so long."""
-    busy = 1.0 - found.idle_fraction.mean
-    low, high = (1.0 - busy * found.iteration_s / step_s for step_s in (low_s, high_s))
+def idle_within(
+    idle: float, iteration_s: float, steps_s: tuple[float, float]
+) -> tuple[float, float]:
+    """Interval of an idle fraction, of one worker or of all: steps with the same computing time
+    last from the first to the second of ``steps_s``."""
+    low, high = (1.0 - (1.0 - idle) * iteration_s / step_s for step_s in steps_s)
     return max(low, 0.0), min(max(high, 0.0), 1.0)
 
 
