@@ -132,8 +132,10 @@ def _scheme(name: str) -> tuple[dict[str, Any], int] | None:
 def _run(row: dict[str, str], options: dict[str, Any], period: int, cluster: pm.Cluster) -> Run:
     columns = [c for c in row if c and re.fullmatch(r"compute_w\d+_s", c) and row[c]]
     compute = [number(c, float(row[c]), above=0.0) for c in columns]
+    if not compute:
+        raise pm.InputError("no compute_w0_s")
     wall_s = number("wall_s", float(row["wall_s"]), above=0.0)
-    steps = number("total_steps", float(row["total_steps"]), above=0.0) / max(len(compute), 1)
+    steps = number("total_steps", float(row["total_steps"]), above=0.0) / len(compute)
     seconds = [x / steps * period if period else CHECK_PERIOD_S for x in compute]
     longest_s = max(seconds)
     layer = pm.WorkloadLayer("all", longest_s / 3, longest_s * 2 / 3, (1.0,))
