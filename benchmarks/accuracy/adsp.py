@@ -48,11 +48,8 @@ whose waiting is pauses of all workers at once: there is no job that says when."
 
 TABLE = "waiting_time.csv"
 
-STEPS_PER_PERIOD = 40
-"""Of ADACOMM, where its name does not say."""
-
-CHECK_PERIOD_S = 60.0
-"""Between commits of ADSP: default of ``check_period`` in cifar10/client.py of its repository."""
+STEPS_PER_PERIOD, CHECK_PERIOD_S = 40, 60.0
+"""Of ADACOMM, where its name does not say; of ADSP, default of cifar10/client.py in its repository."""
 
 EDGE = pm.Cluster(
     name="edge",
@@ -96,12 +93,7 @@ def on(job: pm.Job, bytes_per_s: float) -> pm.Job:
 
 
 def read(path: Path, cluster: pm.Cluster) -> list[Run]:
-    """The rows of the table of which it is known how the scheme works, as jobs on a cluster.
-
-    Raises
-    ------
-    InputError : there is no such file, or a row lacks a number or has a wrong one.
-    """
+    """The rows of the table of which it is known how the scheme works, as jobs on a cluster."""
     if not path.is_file():
         raise pm.InputError(f"{path}: no such file")
     found = []

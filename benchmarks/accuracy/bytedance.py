@@ -30,21 +30,17 @@ ABOUT = About(
     citation="J. Lin et al., OSDI 2025; traces on GitHub, ByteDance-Seed/StragglerAnalysis",
     folder="bytedance_stragglers",
     splits={
-        "half": Split(
-            "when each worker's computation ends, in the first half of the steps",
-            "idleness of every worker in its data-parallel group, in the second half",
-        ),
+        "half": Split("the first half of the steps", "idleness of every worker in the second"),
     },
     remarks="""\
-The job has stragglers and jitter: what differs between workers of one step is what makes them wait;
-what all have in common (a longer step) does not. So jitter is the spread about the mean of the
-group. Persistent differences between workers are kept as far as they are more than chance.
+The job has stragglers and jitter: what differs between workers of one step makes them wait. So
+jitter is the spread about the mean of the group; lasting differences are kept as far as they are
+more than chance.
 
 *Worst cases*: the job with imbalanced sequence lengths (SE). Chance alone makes the mean of a
 worker over the second half uncertain by 2 points; its workers wait 2 to 3 points longer.
 
-*Not covered*: waiting for other stages inside the pipeline, since a bubble is not idleness of the
-group; jobs that nothing was fitted to.""",
+*Not covered*: waiting for other stages in the pipeline; jobs that nothing was fitted to.""",
 )
 
 COLUMNS = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
@@ -136,12 +132,7 @@ def job_of(fit: StageFit) -> pm.Job:
 
 def stages(folder: Path) -> Iterator[tuple[str, int, pd.DataFrame]]:
     """Each trace's name, and a row for each step and worker of a stage: ``computed_s``, when its
-    last computation ends, and ``step_s``, the length of the step.
-
-    Raises
-    ------
-    InputError : there is none, or one cannot be read.
-    """
+    last computation ends, and ``step_s``, the length of the step."""
     paths = sorted(folder.glob("trace-*.csv*"))
     if not paths:
         raise pm.InputError(f"{folder}: no trace (trace-*.csv.gz)")

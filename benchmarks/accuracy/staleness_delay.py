@@ -31,20 +31,15 @@ ABOUT = About(
     "xuyangwu/Delay-data",
     folder="staleness_delay_data",
     splits={
-        name: Split("the first half of each log, those of one problem together", what)
-        for name, what in {
-            "mean": "mean staleness of the second half of each log",
-            "p90": "90th percentile of staleness in the second half of each log",
-            "p99": "99th percentile of staleness in the second half of each log",
-        }.items()
+        name: Split("first halves of the logs of a problem", f"{name} of each second half")
+        for name in ("mean", "p90", "p99")
     },
     remarks="""\
 The mean is a conservation law, N - 1 updates, and nothing is fitted to it. The percentiles are
 simulated: `asp` without communication, workers whose times vary by one coefficient of variation.
 
-*Worst cases.* For RCV1 there are stretches of 50 to 150 updates, once or twice in a log, in which
-some workers run several times slower than others. The 99th percentile depends on how many fall into
-a half: anything from 9 to 18 updates, with the same workers and the same work.
+*Worst cases.* For RCV1 the 99th percentile depends on how many stretches of 50 to 150 updates, in
+which some workers are several times slower, fall into a half: anything from 9 to 18 updates.
 
 *Not covered*: when such a stretch comes; the logs of a master (PIAG), which applies as many
 gradients at once as have arrived: no architecture does that.""",
@@ -92,24 +87,16 @@ def cases(folder: Path) -> list[Case]:
             name=name,
             job=job_of(workers, fit.jitter),
             staleness=float(late.mean()),
-            pools=("staleness_delay/mean", "staleness_delay/mean-BCD"),
+            pools=("staleness_delay/mean-BCD",),
         )
         found += predicted([run])
         seen = _seen(workers, fit.jitter)
         for split, part in PARTS.items():
-            found.append(
-                Case(
-                    f"staleness_delay/{split}/{name}:staleness",
-                    name,
-                    percentile(seen, part),
-                    _quantile(late, part),
-                    relative=False,
-                    pools=tuple(
-                        f"staleness_delay/{split}{more}:staleness" for more in ("", "-BCD")
-                    ),
-                    others={"first half": _quantile(early, part), "no jitter": workers - 1.0},
-                )
-            )
+            group = f"staleness_delay/{split}/{name}:staleness"
+            pools = (f"staleness_delay/{split}-BCD:staleness",)
+            expected, measured = percentile(seen, part), _quantile(late, part)
+            others = {"first half": _quantile(early, part), "no jitter": workers - 1.0}
+            found.append(Case(group, name, expected, measured, False, None, pools, others))
     return found
 
 
@@ -127,12 +114,7 @@ def fit(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Delays]:
-    """The delays in each log of a folder.
-
-    Raises
-    ------
-    InputError : there is none that is long enough, or one cannot be read.
-    """
+    """The delays in each log of a folder."""
     found = {}
     for path in sorted(folder.glob("BCD_*.csv.gz")):
         try:
@@ -175,7 +157,6 @@ def _likelihood(delays: Delays, jitter: float) -> float:
 
 
 def _workers(delays: Delays) -> int:
-    """From the mean of the first half, since nothing else tells."""
     return max(1, round(float(delays[: len(delays) // 2].mean())) + 1)
 
 

@@ -61,7 +61,7 @@ def test_staleness_of_second_halves() -> None:
     assert groups["staleness_delay/mean-BCD:staleness"]["worst"] < 0.005
     assert groups["staleness_delay/p90-BCD:staleness"]["worst"] <= 1.0
     assert groups["staleness_delay/p99-BCD:staleness"]["median"] <= 1.0
-    assert groups["staleness_delay/mean:staleness"]["coverage90"] == 1.0
+    assert groups["staleness_delay/mean-BCD:staleness"]["coverage90"] == 1.0
 
 
 def test_idleness_of_production_jobs() -> None:
@@ -138,7 +138,7 @@ def test_canary_another_spread_is_an_error(tmp_path: Path) -> None:
     folder = write_log(tmp_path / "logs", "BCD_a_made", calm[:2000] + wild[2000:])
     staleness_delay.fit(folder)
     groups = summarise(staleness_delay.cases(folder))
-    assert groups["staleness_delay/p99:staleness"]["worst"] > 5.0
+    assert groups["staleness_delay/p99-BCD:staleness"]["worst"] > 5.0
 
 
 def test_second_halves_are_never_fitted_to(tmp_path: Path, fits: Path) -> None:
