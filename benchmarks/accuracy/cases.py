@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from perfmodel import Job, predict
+from perfmodel.predicting.intervals import idle_within
 from perfmodel.results.prediction import Prediction
 
 
@@ -14,9 +15,9 @@ class Run:
     """A measured run, and the job that it was.
 
     ``step_s`` is the mean iteration of a worker, ``idle`` the mean fraction of the time in which
-    devices wait, ``staleness`` the mean of updates; None where not measured. ``iterations`` are
-    those measured, by which runs of a random job differ; None where there were many. The rest is as
-    in :class:`Case`.
+    devices wait, ``worker_idle`` that of each worker, ``staleness`` the mean of updates; None where
+    not measured. ``iterations`` are those measured, by which runs of a random job differ; None
+    where there were many. The rest is as in :class:`Case`.
     """
 
     group: str
@@ -24,6 +25,7 @@ class Run:
     job: Job
     step_s: float | None = None
     idle: float | None = None
+    worker_idle: tuple[float, ...] = ()
     staleness: float | None = None
     iterations: int | None = None
     pools: tuple[str, ...] = ()
@@ -123,6 +125,11 @@ def _cases(run: Run, prediction: Prediction, coarse_s: float) -> list[Case]:
     if run.idle is not None:
         idle = _of_kind(case, "idle", prediction.idle_fraction.mean, run.idle)
         found.append(replace(idle, relative=False, interval=prediction.interval.idle_fraction))
+    for worker, idle_k in enumerate(run.worker_idle):
+        expected = prediction.idle_fraction.per_worker[worker]
+        within = idle_within(expected, prediction.iteration_s, prediction.interval.iteration_s)
+        one = replace(_of_kind(case, "idle", expected, idle_k), relative=False, interval=within)
+        found.append(replace(one, name=f"{case.name}, worker {worker}", others=run.others))
     if run.staleness is not None and prediction.staleness is not None:
         stale = _of_kind(case, "staleness", prediction.staleness.mean, run.staleness)
         found.append(replace(stale, interval=prediction.interval.staleness))

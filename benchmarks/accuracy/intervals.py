@@ -48,10 +48,13 @@ class Run(NamedTuple):
 def runs(folder: Path) -> list[Run]:
     """All runs, predicted."""
     found = []
-    for adapter, jobs in ((testbed, testbed.jobs), (dlperf, dlperf.nominal_jobs)):
-        for name, job, step_s in jobs(folder / adapter.ABOUT.folder):
-            source = f"{adapter.__name__.rpartition('.')[2]}, {name}"
-            found.append(Run(source, job, api.predict(job), step_s))
+    jobs = [
+        (f"testbed, {run.job.workload.name}", run.job, run.step_s or 0.0)
+        for run in testbed.runs(folder / testbed.ABOUT.folder)
+    ]
+    nominal = dlperf.nominal_jobs(folder / dlperf.ABOUT.folder)
+    jobs += [(f"dlperf, {name}", job, step_s) for name, job, step_s in nominal]
+    found += [Run(name, job, api.predict(job), step_s) for name, job, step_s in jobs]
     for case in shipped_cases():
         if kind_of(case.job).network == "nominal" and case.group != "dlperf":
             samples = case.job.workers * case.job.workload.batch_size

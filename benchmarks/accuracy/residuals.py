@@ -1,7 +1,7 @@
 """Intervals of a source to which nothing else is fitted: how far predictions of other DNNs are off.
 
-The runs of a group, by the first word of its name, are of one kind; a fit without a DNN is for the
-runs of that one, and the fit to all of a kind for DNNs that were never seen.
+The runs of a group, by the first word of its name, are of one kind; a fit without a DNN, or any
+other workload, is for the runs of that one, and the fit to all of a kind for those never seen.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ def calibrated(run: Run, fits: Mapping[str, Calibration]) -> Run:
 
 
 def kind_of(run: Run) -> str:
-    """Kind of a run: the group's name without its source, up to the first underscore."""
-    return run.group.partition("/")[2].partition("_")[0]
+    """Kind of a run: the second part of the group's name, up to the first underscore."""
+    return run.group.split("/")[1].partition("_")[0]

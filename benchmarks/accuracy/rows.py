@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -55,9 +56,9 @@ def read_json_lines(path: Path, *, needed: bool = True) -> Iterator[tuple[str, A
     for number, line in enumerate(lines, 1):
         try:
             if line.strip():
-                yield f"{path}: line {number}", msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
-            raise InputError(f"{path}: line {number}: not JSON: {error}") from None
+                yield f"{path}: line {number}", json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}: line {number}: not JSON: {error.msg}") from None
 
 
 def say_from_fits(names: Iterable[str]) -> None:

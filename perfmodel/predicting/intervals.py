@@ -5,7 +5,8 @@ a model leaves out mostly take time, and a variance of independent parts
 (:class:`perfmodel.base.uncertainty.Uncertainty`):
 
 - *measurement*: equal runs differ, those of few random iterations as much as in the simulation,
-  and the simulation of a random job has a confidence interval;
+  those over unequal links to one server by what TCP makes of them, and the simulation of a random
+  job has a confidence interval;
 - *calibration*: estimated computing times and measured collectives, each for its part of the step;
   of what was fitted to measured steps (:class:`perfmodel.inputs.calibration.Calibration`) the
   covariance, propagated by the elasticities of the coarse model;
@@ -67,6 +68,14 @@ RDMA_LATENCY_S = 10e-6
 COUNTED_STALENESS, BOUNDED_STALENESS = 0.02, 0.1
 """Standard deviations of the logarithm of the mean staleness, without and with a bound: those of
 predictions of measured runs."""
+
+UNEQUAL_LINKS, UNEQUAL_WITHOUT_QUEUE = 0.05, 0.08
+"""Standard deviations of the logarithm of a step where workers behind unequal links push to one
+server, with the queue of its link and without: those of 22 measured runs, of which equal ones
+differ by up to 10 % (docs/decisions/0030)."""
+
+MOST_LINKS = 1000
+"""Workers whose links are looked at, from the first on."""
 
 CONFIDENCE_WIDTH = 1.96
 """Standard deviations on each side of the mean in a confidence interval of 95 %."""
@@ -142,7 +151,7 @@ def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncerta
         model = 0.0 if alone else math.hypot(among.always, among.waiting * waiting)
         beyond = DOUBLING * max(math.log2(job.workers / among.workers), 0.0)
     return Uncertainty(
-        measurement=math.hypot(RUN_SPREAD, _chance(found)),
+        measurement=math.hypot(RUN_SPREAD, _chance(found), _unequal_links(job)),
         calibration=math.hypot(_estimated(job, waiting), *_propagated(job)),
         model=math.hypot(model, _formula(found), *(each.spread for each in fitted)),
         extrapolation=math.hypot(
@@ -198,6 +207,16 @@ def _chance(found: Found) -> float:
     return math.hypot(spread, found.throughput_ci_fraction / CONFIDENCE_WIDTH)
 
 
+def _unequal_links(job: Job) -> float:
+    """Standard deviation for connections from unequal links that share one into a server."""
+    cluster = job.cluster
+    some = range(min(job.workers, MOST_LINKS))
+    sending = {cluster.nic_of(cluster.node_of_worker(worker)) for worker in some}
+    if not cluster.overrides or not job.options.server_count or len(sending) < 2:
+        return 0.0
+    return UNEQUAL_WITHOUT_QUEUE if cluster.queue_bytes is None else UNEQUAL_LINKS
+
+
 def _formula(found: Found) -> float:
     """Standard deviation of a coarse prediction around the simulation."""
     if found.error_band is None:
@@ -246,7 +265,7 @@ def interval_of(job: Job, found: Outcome) -> Interval:
         coverage=COVERAGE,
         iteration_s=(low_s, high_s),
         throughput_samples_per_s=(samples / high_s, samples / low_s),
-        idle_fraction=_idle(found, low_s, high_s),
+        idle_fraction=idle_within(found.idle_fraction.mean, found.iteration_s, (low_s, high_s)),
         staleness=_staleness(job, found),
         parts=parts,
         text=_text(job, kind, parts, high_s <= slow_links_s(job, found), found.run_iterations),
@@ -254,10 +273,12 @@ def interval_of(job: Job, found: Outcome) -> Interval:
     )
 
 
-def _idle(found: Outcome, low_s: float, high_s: float) -> tuple[float, float]:
-    """The idle fraction if a step of the same computing time lasts so long."""
-    busy = 1.0 - found.idle_fraction.mean
-    low, high = (1.0 - busy * found.iteration_s / step_s for step_s in (low_s, high_s))
+def idle_within(
+    idle: float, iteration_s: float, steps_s: tuple[float, float]
+) -> tuple[float, float]:
+    """Interval of an idle fraction, of one worker or of all: steps with the same computing time
+    last from the first to the second of ``steps_s``."""
+    low, high = (1.0 - (1.0 - idle) * iteration_s / step_s for step_s in steps_s)
     return max(low, 0.0), min(max(high, 0.0), 1.0)
 
 

@@ -13,7 +13,7 @@ from perfmodel import InputError, NodeOverride, Server, predict
 from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.fine import build_graph
-from perfmodel.theory.incast import DECREASE, GROWTH, SEGMENT_BYTES, losses, parts, spread
+from perfmodel.theory.incast import DECREASE, GROWTH, SEGMENT_BYTES, SLOWER, losses, parts, spread
 from tests.jobs import VARIANTS, cluster, job, workload
 
 BANDWIDTH = 1e6
@@ -78,7 +78,7 @@ def test_parts_are_within_bounds(sent: float) -> None:
     assert 0.0 < few <= math.sqrt(0.3 / 1.7)
     if sent <= 1e4:
         assert few < many
-    found = parts(5, sent, 1e6, seed=3, link=0)
+    found = parts(np.ones(5), sent, 1e6, seed=3, link=0)
     assert np.sort(found) == pytest.approx(np.sort(1.0 / found))
     assert np.std(np.log(found)) <= math.sqrt(math.log1p(spread(5, sent, 1e6) ** 2))
 
@@ -90,7 +90,8 @@ def test_the_spread_goes_smoothly_to_nothing() -> None:
 
 def test_the_seed_deals_the_parts() -> None:
     first, again, other, elsewhere = (
-        parts(8, 1e6, 1e6, seed=seed, link=link) for seed, link in [(1, 0), (1, 0), (2, 0), (1, 1)]
+        parts(np.ones(8), 1e6, 1e6, seed=seed, link=link)
+        for seed, link in [(1, 0), (1, 0), (2, 0), (1, 1)]
     )
     assert first.tolist() == again.tolist()
     for another in (other, elsewhere):
@@ -115,7 +116,7 @@ def step_by_hand(shares: np.ndarray) -> float:
 
 @pytest.mark.parametrize("workers", [3, 6])
 def test_a_step_waits_for_the_smallest_part(workers: int) -> None:
-    shares = parts(workers, FIRST + LAST, QUEUE_BYTES, seed=0, link=0)
+    shares = parts(np.ones(workers), FIRST + LAST, QUEUE_BYTES, seed=0, link=0)
     found = predict(incast(workers, QUEUE_BYTES)).iteration_s
     assert found == pytest.approx(step_by_hand(shares), rel=1e-6)
     fair = predict(incast(workers, None)).iteration_s
@@ -209,3 +210,11 @@ def test_the_coarse_model_says_that_it_leaves_this_out() -> None:
 def test_a_queue_has_a_length(wrong: float) -> None:
     with pytest.raises(InputError, match="queue_bytes: "):
         cluster(BANDWIDTH, queue_bytes=wrong)
+
+
+def test_a_slower_link_has_a_smaller_part() -> None:
+    equal = parts(np.ones(4), 1e6, 1e6, seed=1, link=0)
+    slow = parts(np.array([0.5, 1.0, 1.0, 1.0]), 1e6, 1e6, seed=1, link=0)
+    assert slow[1:].tolist() == equal[1:].tolist()
+    assert slow[0] == pytest.approx(equal[0] * 0.5**SLOWER)
+    assert parts(np.full(4, 3e7), 1e6, 1e6, seed=1, link=0).tolist() == equal.tolist()

@@ -8,15 +8,17 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.accuracy import fitted, testbed
+from benchmarks.accuracy import cases, fitted, residuals, testbed
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
 from benchmarks.accuracy.targets import TARGETS
 from perfmodel import InputError, Job, Prediction, predict
+from perfmodel.inputs.calibration import Calibration
 from tests.measured import measured
 
 
@@ -60,7 +62,7 @@ def test_step_times_are_met(
 
 def test_mean_staleness_is_met(groups: dict[str, dict[str, Any]]) -> None:
     assert groups["testbed/ps_async:staleness"]["worst"] < 0.05
-    assert groups["testbed/ps_ssp:staleness"]["median"] < 0.15
+    assert groups["testbed/ps_ssp:staleness"]["worst"] < 0.15
     assert groups["testbed/adpsgd:staleness"]["worst"] < 0.3
 
 
@@ -89,32 +91,31 @@ def test_runs_are_ranked(found: list[Case]) -> None:
 def test_unequal_parts_are_what_makes_many_senders_slow(folder: Path, found: list[Case]) -> None:
     """Without the queue, steps of 6 and 8 workers with many small layers are 10 % too short."""
     fair = {
-        (run.config["model"], run.config["n_workers"]): predict(
-            testbed.job_of(run.config, run.net | {"queue": None}, [])
-        ).iteration_s
-        / run.measured["iter_s_mean"]
-        - 1.0
+        run.name: predict(without_queue(run.job)).iteration_s / (run.step_s or 0.0) - 1.0
         for run in testbed.runs(folder)
-        if run.group == "testbed/ps_bsp"
-        and (run.config["n_servers"], run.config["push"]) == (1, "layer")
-        if run.config["n_workers"] >= 6 and run.config["model"] != "alexnet"
+        if run.group == "testbed/ps_bsp" and " 1 servers" in run.name
+        if run.job.workers >= 6 and run.job.workload.name != "alexnet"
     }
     assert len(fair) >= 2
     assert max(fair.values()) < -0.1
     for case in found:
-        model, workers = case.name.split()[0], case.name.split(" workers")[0].split()[-1]
-        if case.group == "testbed/ps_bsp" and (model, int(workers)) in fair:
+        if case.group == "testbed/ps_bsp" and case.name in fair:
             assert abs(case.error) < 0.05
+
+
+def without_queue(job: Job) -> Job:
+    cluster = msgspec.structs.replace(job.cluster, queue_bytes=None)
+    return msgspec.structs.replace(job, cluster=cluster)
 
 
 @pytest.mark.slow
 def test_the_fits_are_those_of_the_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = fitted.read("testbed", testbed.Fit)
+    kept = fitted.read("testbed", Calibration)
     monkeypatch.setattr(fitted, "FOLDER", tmp_path)
     testbed.fit(folder)
-    assert fitted.read("testbed", testbed.Fit) == kept
+    assert fitted.read("testbed", Calibration) == kept
 
 
 def test_summaries_notice_errors() -> None:
@@ -174,12 +175,18 @@ def made(to: Path, found: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture(autouse=True)
 def each_job_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testbed, "predict", predicted)
+    monkeypatch.setattr(cases, "predict", predicted)
+    monkeypatch.setattr(residuals, "predict", predicted)
 
 
-@functools.cache
+KNOWN: dict[str, Prediction] = {}
+
+
 def predicted(job: Job, **options: Any) -> Prediction:
-    return predict(job, **options)
+    key = f"{job} {options}"
+    if key not in KNOWN:
+        KNOWN[key] = predict(job, **options)
+    return KNOWN[key]
 
 
 def steps(folder: Path) -> list[Case]:
@@ -189,13 +196,13 @@ def steps(folder: Path) -> list[Case]:
 @functools.cache
 def every() -> list[dict[str, Any]]:
     """A run of each group. Whoever changes one works on a copy."""
-    return [run(arch, sync, workers=8) for arch, sync in testbed.GROUPS]
+    return [run(*kind.split(), workers=8) for kind in testbed.KINDS]
 
 
 def test_runs_of_a_new_dnn_are_predicted(tmp_path: Path) -> None:
     """Without any gloo.jsonl, at a rate and with a DNN that nothing was learnt from."""
     found = steps(made(tmp_path, every()))
-    assert [case.group for case in found] == list(testbed.GROUPS.values())
+    assert [c.group for c in found] == [f"testbed/{k[0]}" for k in testbed.KINDS.values()]
     for case in found:
         assert case.error == pytest.approx(0.0, abs=1e-9)
         assert case.interval is not None
@@ -208,28 +215,13 @@ def test_runs_of_a_new_dnn_are_predicted(tmp_path: Path) -> None:
 
 
 def test_canary_a_run_that_takes_longer_is_an_error(tmp_path: Path) -> None:
-    slow = [run(arch, sync, factor=1.8) for arch, sync in testbed.GROUPS]
+    slow = [run(*kind.split(), factor=1.8) for kind in testbed.KINDS]
     found = summarise(steps(made(tmp_path, slow)))["testbed/all"]
     assert found["bias"] == pytest.approx(1.0 / 1.8 - 1.0)
     assert found["coverage90"] == 0.0
 
 
-def test_plain_baselines_by_hand(tmp_path: Path) -> None:
-    bytes_per_s = 0.956 * RATE / 8.0
-    once = 4 * 251_015 / bytes_per_s
-    by_group = {c.group: c.others["plain alpha-beta"] for c in steps(made(tmp_path, every()))}
-    expected = {
-        "testbed/ring": 0.18 + 2.0 * 7.0 / 8.0 * once,
-        "testbed/ps_bsp": 0.18 + 2.0 * 8.0 * once,
-        "testbed/ps_async": max(0.18 + 2.0 * once, 8.0 * once),
-        "testbed/p2p": 0.18 + 7.0 * once,
-        "testbed/dpsgd": 0.18 + 2.0 * once,
-    }
-    for group, step_s in expected.items():
-        assert by_group[group] == pytest.approx(step_s, rel=0.01)
-
-
-def test_slow_links_and_many_workers_widen_intervals(tmp_path: Path) -> None:
+def test_more_workers_than_in_known_runs_widen_intervals(tmp_path: Path) -> None:
     widths = []
     for rates, workers in (([RATE] * 5, 4), ([50e6] + [RATE] * 4, 4), ([RATE] * 17, 16)):
         one = run("ps", "async", workers=workers, rates_bps=rates)
@@ -237,7 +229,6 @@ def test_slow_links_and_many_workers_widen_intervals(tmp_path: Path) -> None:
         assert case.interval is not None
         widths.append(case.interval[1] / case.interval[0])
         assert ("slow link" in case.setting) == (rates[0] == 50e6)
-    assert widths[0] < widths[1]
     assert widths[0] < widths[2]
 
 
@@ -249,11 +240,12 @@ def test_what_cannot_be_predicted_is_named(
     del broken["config"]["layers"]
     del failed["meas"]["iter_s_mean"]
     assert len(steps(made(tmp_path, [*every(), new, broken, failed]))) == len(every())
-    assert capsys.readouterr().err == (
-        "left out: pipeline bsp\n"
-        "left out: line 11 of results.jsonl: 'layers' is missing or wrong\n"
-        "left out: line 12 of results.jsonl: 'iter_s_mean' is missing or wrong\n"
-    )
+    said = capsys.readouterr().err.splitlines()
+    for line, what, name in zip(
+        (10, 11, 12), ("pipeline", "layers", "iter_s_mean"), said, strict=True
+    ):
+        assert what in name
+        assert name.endswith(f"left out: {tmp_path / 'results.jsonl'}: line {line}")
     with pytest.raises(InputError, match="no run of a known architecture"):
         testbed.cases(made(tmp_path, [new]))
     with pytest.raises(InputError, match=r"results\.jsonl: no such file"):
@@ -318,32 +310,19 @@ def test_intervals_are_learnt_from_the_other_dnns(
     done = CliRunner().invoke(main, ["testbed", str(folder), "--fit", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["groups"]["testbed/ps_async"]["n"] == 7
-    fits = fitted.read("testbed", testbed.Fit)
+    fits = fitted.read("testbed", Calibration)
     assert {name: fit.rows for name, fit in fits.items()} == {
-        "without bad": 5,
-        "without fine": 5,
-        "without good": 4,
-        "all": 7,
+        "ps": 7,
+        "ps without bad": 5,
+        "ps without fine": 5,
+        "ps without good": 4,
     }
-    width = {name: fit.learnt["ps"].always + fit.learnt["ps"].waiting for name, fit in fits.items()}
-    assert width["without bad"] < 0.1
-    assert min(width["without good"], width["without fine"], width["all"]) > 0.2
+    width = {name: fit.spread for name, fit in fits.items()}
+    assert width.pop("ps without bad") < 0.1
+    assert min(width.values()) > 0.2
     inside = {
         c.name: c.interval[0] <= c.measured <= c.interval[1] for c in steps(folder) if c.interval
     }
     assert {name for name, held in inside.items() if not held} == {
         name for name in inside if name.startswith("bad")
     }
-
-
-def test_fewer_dnns_make_wider_intervals() -> None:
-    found = [testbed.few(count) for count in (1, 2, 3, 100)]
-    assert found == sorted(found, reverse=True)
-    assert found[-1] == pytest.approx(1.0, abs=0.02)
-
-
-def test_jobs_are_those_of_the_runs(tmp_path: Path) -> None:
-    folder = made(tmp_path, every())
-    for (model, job, step_s), run_ in zip(testbed.jobs(folder), every(), strict=True):
-        assert (model, job.workers) == ("vgg", 8)
-        assert step_s == run_["meas"]["iter_s_mean"]

@@ -150,13 +150,15 @@ class _Builder:
         if queue_bytes is None:
             return found[:, server_of]
         node = self.workers.node[self.pushers.worker]
+        nics = [self.job.cluster.nic_of(int(each)) for each in node]
+        rates = np.array([nic.goodput_bytes_per_s for nic in nics])
         receivers = len(ranked(self.home)[1])
         for server, home in enumerate(self.home):
             away = node != home
             if len(ranked(node[away])[1]) > receivers:  # else queues are too short for losses
                 sent_bytes = float(self.sent[server_of == server].sum())
                 found[away, server] = incast.parts(
-                    int(away.sum()), sent_bytes, queue_bytes, seed=self.job.seed, link=server
+                    rates[away], sent_bytes, queue_bytes, seed=self.job.seed, link=server
                 )
         return found[:, server_of]
 
