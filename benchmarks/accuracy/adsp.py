@@ -49,7 +49,7 @@ whose waiting is pauses of all workers at once: there is no job that says when."
 TABLE = "waiting_time.csv"
 
 STEPS_PER_PERIOD, CHECK_PERIOD_S = 40, 60.0
-"""Of ADACOMM, where its name does not say; of ADSP, default of cifar10/client.py in its repository."""
+"""Of ADACOMM, where its name does not say; of ADSP, the default of its repository."""
 
 EDGE = pm.Cluster(
     name="edge",

@@ -180,7 +180,9 @@ def test_staleness_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("period", "rel_ci"), [(1, 0.006), (3, 0.003)])
-def test_staleness_is_what_others_add_from_a_pull_to_its_update(period: int, rel_ci: float) -> None:
+def test_staleness_is_what_others_add_from_a_pull_to_its_update(
+    period: int, rel_ci: float
+) -> None:
     """Workers that drift freely: the rate of the others' updates times the mean of that time."""
     jittered = job(WORK, cluster(16.0), 4, "easgd", {"period": period}, jitter=Jitter(0.3), seed=2)
     found = simulate(build_graph(jittered), rel_ci=rel_ci)

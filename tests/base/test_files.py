@@ -123,7 +123,7 @@ def test_control_characters_of_a_file_are_shown_not_sent(tmp_path: Path) -> None
     path = tmp_path / "cluster.toml"
     path.write_text(
         'schema = "perfmodel.cluster/1"\nname = "a\\u001b[2Jb"\nnic = {bandwidth_bytes_per_s = 1e9}'
-        "\n"
+        '\n'
         'source = {kind = "exact", text = "two\\nlines"}\n'
     )
     found = files.read(path, Cluster, "perfmodel.cluster/1")

@@ -83,7 +83,9 @@ def test_auto_goes_back_to_coarse_and_says_so() -> None:
 
 
 def test_a_sweep_leaves_out_what_is_too_large() -> None:
-    found = sweep(model="resnet50", device="v100", arch="asp", workers=[2, 10_000], fidelity="fine")
+    found = sweep(
+        model="resnet50", device="v100", arch="asp", workers=[2, 10_000], fidelity="fine"
+    )
     assert [p["workers"] for p in found.points] == [2]
     assert "--max-ops" in found.skipped[0].reason
 

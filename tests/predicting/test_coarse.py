@@ -172,7 +172,9 @@ def test_exact_formulas_equal_the_simulation_on_any_cluster(arch: str) -> None:
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", ["allreduce", "p2p", "ps"])
 def test_formulas_are_exact_with_compression(arch: str) -> None:
-    found = exact_jobs(arch, plain_jobs, count=40, which=lambda options: "compression" in options)
+    found = exact_jobs(
+        arch, plain_jobs, count=40, which=lambda options: "compression" in options
+    )
     assert several(found) >= 3
 
 

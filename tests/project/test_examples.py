@@ -23,11 +23,8 @@ def test_there_are_examples_and_each_has_an_output() -> None:
 def test_example_prints_its_output(example: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        encoding="utf-8",
-        capture_output=True,
-        check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
+        capture_output=True, check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

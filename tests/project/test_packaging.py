@@ -92,12 +92,8 @@ def run(
         environment["PYTHONPATH"] = os.pathsep.join(path)
     done = subprocess.run(
         [str(word) for word in command],
-        cwd=cwd,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
+        cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        encoding="utf-8", check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -171,8 +167,7 @@ def built(sdist: Path, folder: Path, path: list[str] | None = None) -> Path:
     run(
         *(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"),
         *("--wheel-dir", folder, sdist),
-        cwd=folder,
-        path=[*(path or []), *folder_of("pip", "setuptools")],
+        cwd=folder, path=[*(path or []), *folder_of("pip", "setuptools")],
         variables={"PATH": str(folder)},
     )
     (found,) = folder.glob("*.whl")
@@ -199,7 +194,9 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert wheel.name == f"perfmodel-{version}-py3-none-{platform}.whl"
     names = zipfile.ZipFile(wheel).namelist()
     assert misplaced(names, version) == []
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "perfmodel").rglob("*.py")}
+    sources = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "perfmodel").rglob("*.py")
+    }
     profiles = {
         f"perfmodel/_profiles/{path.relative_to(ROOT / 'profiles').as_posix()}"
         for path in (ROOT / "profiles").rglob("*.*")
@@ -242,11 +239,7 @@ def test_profiles_are_found_after_installing_the_wheel(wheel: Path, tmp_path: Pa
     check(found, target / "perfmodel")
     assert not (target / "profiles").exists()
     printed = run(
-        sys.executable,
-        "-m",
-        "perfmodel",
-        "--version",
-        cwd=tmp_path,
+        sys.executable, "-m", "perfmodel", "--version", cwd=tmp_path,
         path=[str(target), *folder_of("click")],
     )
     assert printed == (
@@ -275,14 +268,8 @@ def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path
     python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
     # an environment of its own: what is installed in this one has to stay as it is
     pip(
-        "install",
-        "--ignore-installed",
-        "--no-build-isolation",
-        "-e",
-        tree,
-        cwd=tmp_path,
-        python=python,
-        path=folder_of("numba"),
+        "install", "--ignore-installed", "--no-build-isolation", "-e", tree,
+        cwd=tmp_path, python=python, path=folder_of("numba"),
     )
     found = run(python, "-c", PROBE, *folder_of("msgspec"), cwd=tmp_path)
     check(found, tree)
@@ -293,12 +280,7 @@ def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path
 def test_profiles_are_found_in_a_bare_checkout(tree: Path, tmp_path: Path) -> None:
     dependencies = folder_of("msgspec")
     found = run(
-        sys.executable,
-        "-c",
-        PROBE,
-        *dependencies,
-        cwd=tmp_path,
-        path=[str(tree)],
+        sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(tree)],
         variables={"PERFMODEL_COMPILED": "0"},
     )
     check(found, tree, "in plain Python, many times slower, without compiled code: it has not been")
@@ -320,12 +302,8 @@ def test_missing_profiles_are_reported(tree: Path, tmp_path: Path) -> None:
     "name", ["profiles/models/resnet18.json", "tests/test_cli.py", "perfmodel/notes.txt", "x.py"]
 )
 def test_canary_a_misplaced_file_is_seen(name: str) -> None:
-    right = [
-        "perfmodel/cli/jobs.py",
-        "perfmodel/_profiles/devices/v100.toml",
-        "perfmodel/py.typed",
-        "perfmodel-1.0.dist-info/METADATA",
-    ]
+    right = ["perfmodel/cli/jobs.py", "perfmodel/_profiles/devices/v100.toml", "perfmodel/py.typed",
+             "perfmodel-1.0.dist-info/METADATA"]
     assert misplaced([*right, name], "1.0") == [name]
 
 

@@ -31,10 +31,7 @@ def imported(code: str, *arguments: str) -> set[str]:
     """Top-level packages that ``code`` imports in a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE, code, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False,
     )
     assert done.returncode == 0, done.stderr
     return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
@@ -51,7 +48,9 @@ def test_help_imports_only_what_it_needs(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_predict_imports_only_what_it_needs(more: list[str]) -> None:
-    found = imported(RUN, "predict", "--model", "resnet18", "--arch", "ps", "--workers", "8", *more)
+    found = imported(
+        RUN, "predict", "--model", "resnet18", "--arch", "ps", "--workers", "8", *more
+    )
     assert "numpy" in found
     assert found & NOBODY_NEEDS == set()
 
