@@ -103,6 +103,16 @@ NODES = msgspec.structs.replace(
 """Four devices on each node."""
 
 
+@pytest.mark.parametrize("arch", ["ring", "ps"])
+@pytest.mark.parametrize("counts", [(1, 2, 4, 8), (2, 5, 6)])
+def test_devices_of_a_node_are_many_at_once_as_well(arch: str, counts: Sequence[int]) -> None:
+    values = {"slowdown_per_neighbour": 0.1, "inside_efficiency": 0.4, "compute_factor": 1.2}
+    jobs = [api.make_job(workload=DEEP, cluster=NODES, arch=arch, workers=n) for n in counts]
+    found = parameters.step_s(groups_of(jobs), {n: np.array([v]) for n, v in values.items()}, 1)
+    real = [float(coarse.phases(on_job(job, values)).iteration_s) for job in jobs]
+    assert found[0] == pytest.approx(real, rel=1e-9)
+
+
 def placed(truth: Mapping[str, float], **more: Any) -> RunsFit:
     counts = (1, 2, 3, 4, 8, 16)
     return fit_runs(made(truth, cluster=NODES, archs=("ring",), workers=counts, **more))

@@ -65,9 +65,8 @@ PARAMETERS = (*FIELDS, "compute_factor", "jitter")
 """All of them by name: the fields, how many times longer than profiled computing takes, and the
 coefficient of variation of an iteration's computation."""
 
-ONE_BY_ONE = frozenset(("slowdown_per_neighbour", "handover_per_tensor_s", "handover_per_byte_s"))
-"""Parameters that make workers differ: jobs with several numbers of workers have to be evaluated
-one after the other."""
+SLOWDOWN = "slowdown_per_neighbour"
+HANDOVERS = frozenset(("handover_per_tensor_s", "handover_per_byte_s"))
 
 
 def parameters_of(jobs: Sequence[Job]) -> list[Parameter]:
@@ -213,9 +212,14 @@ class JobGroup(msgspec.Struct, frozen=True, eq=False):
     index: NDArray[np.int64]
     workers: NDArray[np.int64]
 
+    @property
+    def uneven(self) -> bool:
+        """Whether any job has nodes with unlike numbers of devices."""
+        return not all(self.job.cluster.even(count) for count in self.workers.tolist())
+
     def step_s(self, values: Values, points: int) -> Floats:
         """Step times, shape (points, jobs), for values of shape (points,)."""
-        if _unlike(self.job) or ONE_BY_ONE & values.keys():
+        if _unlike(self.job) or HANDOVERS & values.keys() or (SLOWDOWN in values and self.uneven):
             jobs_of = [
                 msgspec.structs.replace(self.job, workers=count) for count in self.workers.tolist()
             ]
@@ -245,9 +249,14 @@ def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]
     if "inside_efficiency" in values and job.cluster.intra_node is not None:
         ratio = values["inside_efficiency"] / job.cluster.intra_node.efficiency
         changed["inside_bandwidth_bytes_per_s"] = q.inside_bandwidth_bytes_per_s * ratio
-    if "compute_factor" in values:
+    factor: Quantity = values.get("compute_factor", 1.0)
+    if SLOWDOWN in values:
+        neighbours = np.minimum(workers, job.cluster.devices_per_node) - 1
+        slower = 1.0 + values[SLOWDOWN] * neighbours
+        factor, changed["slowdown"] = factor * slower, q.slowdown * slower
+    if {SLOWDOWN, "compute_factor"} & values.keys():
         for name in ("forward_s", "backward_s", "optimizer_s", "scale"):
-            changed[name] = getattr(q, name) * values["compute_factor"]
+            changed[name] = getattr(q, name) * factor
     if "jitter" in values and job.jitter is None:
         changed["cv"] = values["jitter"]
     return msgspec.structs.replace(q, **changed)
