@@ -35,8 +35,8 @@ length, links have 150 or 300 Mbit/s and queues of 512 KiB, and there are 2 to 8
 [one of many](explanation/how-long-to-simulate.md#a-short-run-is-one-of-many).
 
 *Worst cases.* An asynchronous server whose link is always busy in the simulation reaches 90 % of
-it in reality (AlexNet, 4 workers). AlexNet in step is 2 to 7 % faster than predicted; MXNet in step
-0.5 to 6 % slower: what its servers take to sum and copy was not measured.
+it in reality (AlexNet, 4 workers). AlexNet in step is 2 to 7 % faster than predicted, with MXNet 3
+to 8 % slower: what its servers take to sum and copy was not measured.
 
 *Not covered*: computation times, fast networks, hundreds of workers.""",
 )

@@ -218,3 +218,18 @@ def test_a_slower_link_has_a_smaller_part() -> None:
     assert slow[1:].tolist() == equal[1:].tolist()
     assert slow[0] == pytest.approx(equal[0] * 0.5**SLOWER)
     assert parts(np.full(4, 3e7), 1e6, 1e6, seed=1, link=0).tolist() == equal.tolist()
+
+
+@pytest.mark.parametrize("servers", [1, 4])
+def test_a_request_waits_behind_the_pushes_of_others(servers: int) -> None:
+    """Half of the queue, once, as all pushes of the only layer end before; not where as many
+    servers as workers leave no queue, and not for replies."""
+    one = workload([NO_TIME], [NO_TIME], [FIRST])
+    for pull, waits in (("request", servers == 1), ("reply", False)):
+        options = DUPLEX | {"pull": pull, "servers": servers, "split_above_bytes": 1.0}
+        fair, queued = (
+            predict(job(one, cluster(BANDWIDTH, queue_bytes=q), 4, "ps", options)).iteration_s
+            for q in (None, QUEUE_BYTES)
+        )
+        expected = QUEUE_BYTES / 2.0 / BANDWIDTH if waits else 0.0
+        assert queued - fair == pytest.approx(expected, abs=1e-6)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.architectures.parts.network import Network, homes_of, node_names
 from perfmodel.architectures.parts.workers import Workers, add_workers, stagger_s
@@ -147,20 +148,37 @@ class _Builder:
         """What each push gets of a full link into its server, (pushers, slices): 1 if all alike."""
         server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
         found = np.ones((self.shape[0], self.options.servers))
-        if queue_bytes is None:
-            return found[:, server_of]
-        node = self.workers.node[self.pushers.worker]
-        nics = [self.job.cluster.nic_of(int(each)) for each in node]
+        nics = [self.job.cluster.nic_of(int(node)) for node in self._pushing_nodes]
         rates = np.array([nic.goodput_bytes_per_s for nic in nics])
-        receivers = len(ranked(self.home)[1])
+        for server, away in self._crowds():
+            sent_bytes = float(self.sent[server_of == server].sum())
+            found[away, server] = incast.parts(
+                rates[away], sent_bytes, queue_bytes or 0.0, seed=self.job.seed, link=server
+            )
+        return found[:, server_of]
+
+    def _queueing_s(self) -> Floats:
+        """Mean wait of a small message in front of its server, (pushers, slices): the queue is full
+        while several push there, and is taken to be so half of the time."""
+        found = np.zeros((self.shape[0], self.options.servers))
+        for server, away in self._crowds():
+            link = self.job.cluster.nic_of(int(self.home[server]))
+            full_s = (self.job.cluster.queue_bytes or 0.0) / link.goodput_bytes_per_s
+            found[away, server] = full_s / 2.0
+        return found[:, self.slices.server]
+
+    @property
+    def _pushing_nodes(self) -> Ids:
+        return self.workers.node[self.pushers.worker]
+
+    def _crowds(self) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Servers in front of whose links queues fill, each with the pushers that fill it."""
+        node, receivers = self._pushing_nodes, len(ranked(self.home)[1])
         for server, home in enumerate(self.home):
             away = node != home
-            if len(ranked(node[away])[1]) > receivers:  # else queues are too short for losses
-                sent_bytes = float(self.sent[server_of == server].sum())
-                found[away, server] = incast.parts(
-                    rates[away], sent_bytes, queue_bytes, seed=self.job.seed, link=server
-                )
-        return found[:, server_of]
+            # from fewer nodes queues are too short for losses
+            if self.job.cluster.queue_bytes is not None and len(ranked(node[away])[1]) > receivers:
+                yield server, away
 
     def _transfers(
         self, label: str, size: Floats, *, to_servers: bool, weight: ArrayLike = 1.0
@@ -261,16 +279,22 @@ class _Builder:
         """Pulls on request: an acknowledgement to the worker, and its request to the server.
 
         Both are small, yet queue on their connections: the first behind pulls, the second behind
-        pushes. Returns the acknowledgements, (pushers, slices).
+        pushes, and in front of the server behind what others push. Returns the acknowledgements,
+        (pushers, slices).
         """
         server = self.job.workers + self.slices.server
         small: dict[str, Any] = {
             "group": self.group,
             "axes": (("worker", None), ("slice", self.names)),
-            "latency_s": self.network.latency_s(self.group, server),
         }
-        answer = self.b.ops("acknowledge", self.shape, slot=self.pull_line, **small)
-        request = self.b.ops("request", self.shape, slot=self.push_line, **small)
+        latency_s = self.network.latency_s(self.group, server)
+        answer = self.b.ops(
+            "acknowledge", self.shape, slot=self.pull_line, latency_s=latency_s, **small
+        )
+        queued_s = latency_s + self._queueing_s()
+        request = self.b.ops(
+            "request", self.shape, slot=self.push_line, latency_s=queued_s, **small
+        )
         self.b.edge(answer, request)
         self.b.edge(request, pull)
         return answer
