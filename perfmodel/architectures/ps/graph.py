@@ -159,7 +159,7 @@ class _Builder:
 
     def _queueing_s(self) -> Floats:
         """Mean wait of a small message in front of its server, (pushers, slices): the queue is full
-        while several push there, and is taken to be so half of the time."""
+        while several push there, and is taken to be so half of the time (docs/decisions/0029)."""
         found = np.zeros((self.shape[0], self.options.servers))
         for server, away in self._crowds():
             link = self.job.cluster.nic_of(int(self.home[server]))
