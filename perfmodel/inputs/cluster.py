@@ -203,6 +203,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         A :class:`Link` is taken as a bus.
     core_oversubscription : all NICs together over the core's capacity; None for a core that
         never limits.
+    pair_efficiency : fraction of their links that a job gets which uses two nodes only: between
+        these there is a single path, while among more nodes the connections of a node take several.
     cpu_cores : per node; limits the update threads of a server.
     worker_threads : threads that a worker computes with on its node's cores, which it shares with
         servers there; None where workers compute on accelerators.
@@ -229,6 +231,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     devices_on_nodes: tuple[int, ...] = ()
     intra_node: IntraNode | None = None
     core_oversubscription: float | None = None
+    pair_efficiency: float = 1.0
     cpu_cores: int | None = None
     worker_threads: int | None = None
     server: Server = Server()
@@ -259,6 +262,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             whole_number("nodes", self.nodes)
         if self.core_oversubscription is not None:
             number("core_oversubscription", self.core_oversubscription, at_least=1.0)
+        number("pair_efficiency", self.pair_efficiency, at_least=LEAST_EFFICIENCY, at_most=1.0)
         if self.cpu_cores is not None:
             whole_number("cpu_cores", self.cpu_cores)
         if self.worker_threads is not None:
@@ -331,7 +335,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def by_workers(self) -> bool:
         """Whether the speed of a device depends on the number of workers."""
         crowded = self.slowdown_per_neighbour > 0.0 or self.loaders_per_node is not None
-        return crowded or self.handover != Handover() or bool(self.devices_on_nodes)
+        placed = bool(self.devices_on_nodes) or self.pair_efficiency < 1.0
+        return crowded or self.handover != Handover() or placed
 
     def node_of_server(self, server: int, workers: int) -> int:
         """The node that server ``server`` runs on, in a job of ``workers`` workers."""
@@ -343,6 +348,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Each link of ``node`` to the network."""
         override = self._override(node)
         return override.nic if override is not None and override.nic is not None else self.nic
+
+    def path_efficiency(self, nodes: int) -> float:
+        """Fraction of their links that a job gets on so many nodes."""
+        return self.pair_efficiency if nodes == 2 else 1.0
 
     def speed_of(self, node: int) -> float:
         """Relative speed of the devices of ``node``."""

@@ -173,6 +173,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.workload.data_loading_s * self.cluster.loading_slowdown(node, self.workers)
 
     @property
+    def path_efficiency(self) -> float:
+        """Fraction of their links that nodes get, which is less where there are only two."""
+        cluster, n = self.cluster, self.workers
+        if cluster.pair_efficiency == 1.0:
+            return 1.0
+        homes = {cluster.node_of_server(s, n) for s in range(self.options.server_count)}
+        return cluster.path_efficiency(len({*range(cluster.nodes_for(n)), *homes}))
+
+    @property
     def unequal(self) -> bool:
         """Whether workers may differ in computation, loading or links."""
         if self.stragglers or self.cluster.overrides:

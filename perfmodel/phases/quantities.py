@@ -279,8 +279,11 @@ def quantities_of(job: Job) -> Quantities:
     nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
     servers = max(job.options.server_count, 1)
     homes = [cluster.node_of_server(s, n) for s in range(servers)] if cluster.overrides else []
-    goodput = min(nic.goodput_bytes_per_s for nic in nics)
-    at_servers = min((cluster.nic_of(h).goodput_bytes_per_s for h in homes), default=goodput)
+    passing = job.path_efficiency
+    goodput = passing * min(nic.goodput_bytes_per_s for nic in nics)
+    at_servers = min(
+        (passing * cluster.nic_of(h).goodput_bytes_per_s for h in homes), default=goodput
+    )
     inside, over = cluster.intra_node, cluster.core_oversubscription
     placed = bool(cluster.devices_on_nodes)
     classes = _classes(job)
@@ -322,7 +325,8 @@ def quantities_of(job: Job) -> Quantities:
         else None,
         nics_per_node=cluster.nics_per_node,
         bus=inside is None or inside.kind == "bus",
-        least_bytes_per_s=min(
+        least_bytes_per_s=passing
+        * min(
             nic.goodput_bytes_per_s / math.ceil(cluster.devices_at(node, n) / cluster.nics_per_node)
             for node, nic in zip(nodes, nics, strict=True)
         )
@@ -334,7 +338,7 @@ def quantities_of(job: Job) -> Quantities:
 def class_of(job: Job, worker: int) -> Class:
     """The class of one worker; its count is 1."""
     node = job.cluster.node_of_worker(worker)
-    goodput = job.cluster.nic_of(node).goodput_bytes_per_s
+    goodput = job.cluster.nic_of(node).goodput_bytes_per_s * job.path_efficiency
     devices = job.cluster.devices_at(node, job.workers)
     return Class(1, job.slowdown(worker), goodput, job.loading_s(worker), devices)
 

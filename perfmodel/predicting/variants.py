@@ -158,7 +158,7 @@ def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, ND
         ]
     if "workers" in axes and job.cluster.by_workers:
         kinds = axes["workers"]
-        if not job.cluster.devices_on_nodes:
+        if not job.cluster.devices_on_nodes and job.cluster.pair_efficiency == 1.0:
             kinds = _alike(kinds, job.cluster.devices_per_node)
         endless = msgspec.structs.replace(job.cluster, nodes=None)
         found = [
