@@ -30,6 +30,18 @@ def wait_free(ready_s: Sequence[Quantity], seconds: Sequence[Quantity]) -> Quant
     return end
 
 
+def equal_wait_free(ready_s: Quantity, seconds: Quantity, messages: Quantity) -> Quantity:
+    r"""The same for equal messages that get ready at equal distances: ``ready_s`` and ``seconds``
+    are those of all together.
+
+    .. math:: \max(r / m + t, \; r + t / m)
+
+    >>> equal_wait_free(6.0, 3.0, 3.0), wait_free([2.0, 4.0, 6.0], [1.0, 1.0, 1.0])
+    (7.0, 7.0)
+    """
+    return maximum(ready_s / messages + seconds, ready_s + seconds / messages)
+
+
 def merged_wait_free(
     ready_s: Sequence[Quantity],
     size_bytes: Sequence[Quantity],

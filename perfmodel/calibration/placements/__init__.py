@@ -1,6 +1,6 @@
 """Fits data-parallel training on placements of devices over nodes."""
 
-from perfmodel.calibration.placements.fit import fit_data_parallel
+from perfmodel.calibration.placements.fit import Placements, Traits, calibrate_placements
 from perfmodel.calibration.placements.table import Step, Training
 
-__all__ = ["Step", "Training", "fit_data_parallel"]
+__all__ = ["Placements", "Step", "Traits", "Training", "calibrate_placements"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.calibration.placements.model import Placed
 from perfmodel.inputs.batch_scaling import at_batch_size
 
 TENSORS = 100
@@ -17,6 +15,9 @@ TENSORS = 100
 
 LEAST_PART = 0.01
 """Lower bound of the computing fraction of a step."""
+
+LEAST_GROWTH = 0.2
+"""Lower bound of the computing time on a crowded node over that of a device alone."""
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,106 +63,88 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class OneNode:
-    """Steps of a DNN on one node, by devices and samples per device; others are interpolated."""
+    """Steps of a DNN on one node, by devices and samples per device; others are interpolated.
+
+    Where no waiting was measured on several devices, computing is only known on one device.
+    """
 
     def __init__(self, training: Training) -> None:
-        self._training = training
-        self.tells_waiting = any(
-            step.waiting_s > 0.0 and len(step.devices) == 1 < step.devices[0]
-            for step in training.steps
-        )
-        self._seconds: dict[tuple[int, bool], dict[int, float]] = {}
+        self.training = training
+        alone = [step for step in training.steps if len(step.devices) == 1]
+        tells = any(step.waiting_s > 0.0 and step.devices[0] > 1 for step in alone)
         found: dict[tuple[int, bool], dict[int, list[float]]] = {}
-        for step in training.steps:
-            if len(step.devices) == 1:
-                for waiting in (True, False):
-                    seconds = step.step_s if waiting else step.computing_s
-                    sizes = found.setdefault((step.devices[0], waiting), {})
+        for step in alone:
+            count = step.devices[0]
+            for waiting, seconds in ((True, step.step_s), (False, step.computing_s)):
+                if waiting or tells or count == 1:
+                    sizes = found.setdefault((count, waiting), {})
                     sizes.setdefault(step.batch_size, []).append(seconds)
-        for key, sizes in found.items():
-            self._seconds[key] = {size: float(np.mean(v)) for size, v in sorted(sizes.items())}
+        self._seconds = {
+            key: {size: float(np.mean(v)) for size, v in sorted(sizes.items())}
+            for key, sizes in found.items()
+        }
+        self.growth = self._growth()
 
     def step_s(self, devices: int, batch_size: int) -> float | None:
         """Seconds of a step; None where no step was measured on so many devices."""
-        return self._at(devices, batch_size, waiting=True)
+        return self._at(self._seconds.get((devices, True)), batch_size)
 
-    def computing_s(self, devices: int, batch_size: int) -> float | None:
-        """The same without the part in which the first device waits."""
-        return self._at(devices, batch_size, waiting=False)
+    def computing_s(self, devices: int, batch_size: int) -> float:
+        """Computing of a step on so many devices of one node, grown from that on one device where
+        it was not measured."""
+        found = self._at(self._seconds.get((devices, False)), batch_size)
+        if found is not None:
+            return found
+        alone = self._at(self._seconds[1, False], batch_size) or 0.0
+        return alone * max(1.0 + self.growth * (1.0 - 1.0 / devices), LEAST_GROWTH)
 
-    def _at(self, devices: int, batch_size: int, *, waiting: bool) -> float | None:
-        seconds = self._seconds.get((devices, waiting))
+    def knows(self, devices: int) -> bool:
+        """Whether computing on so many devices of one node was measured."""
+        return (devices, False) in self._seconds
+
+    def batches(self, devices: int) -> list[int]:
+        """Batch sizes of which computing was measured, on so many devices or else on one."""
+        return list(self._seconds.get((devices, False), self._seconds[1, False]))
+
+    def _at(self, seconds: dict[int, float] | None, batch_size: int) -> float | None:
         if seconds is None:
             return None
         if batch_size not in seconds:
             sizes, known = list(seconds), [[v] for v in seconds.values()]
-            found = at_batch_size(sizes, known, batch_size, tensors=TENSORS)
-            return float(found[0])
+            return float(at_batch_size(sizes, known, batch_size, tensors=TENSORS)[0])
         return seconds[batch_size]
 
-    def growths(self) -> list[tuple[int, float]]:
-        """Devices of a node, and the factor of computing time relative to one device."""
-        if not self.tells_waiting:
-            return []
-        return [
-            (devices, seconds / alone)
-            for (devices, waiting), sizes in self._seconds.items()
-            if devices > 1 and not waiting
-            for size, seconds in sizes.items()
-            if (alone := self.computing_s(1, size)) is not None
-        ]
-
-    def beyond(self, batch_size: int) -> float:
-        """Doublings from the nearest batch that was measured on one device; 0 between them."""
-        sizes = self._seconds[1, True]
-        if batch_size in sizes or min(sizes) < batch_size < max(sizes):
-            return 0.0
-        return math.log2(max(batch_size / max(sizes), min(sizes) / batch_size))
-
-    def placed(self, wanted: Iterable[tuple[tuple[int, ...], int]]) -> Placed:
-        """Placements and batches, with the computing time on as many devices as the fullest node
-        has.
-
-        Where that was not measured, or its waiting time is unknown, with that on one device.
-        """
-        rows = []
-        for devices, batch in wanted:
-            base = max(devices)
-            if not self.tells_waiting or self.computing_s(base, batch) is None:
-                base = 1
-            rows.append(
-                (len(devices), sum(devices), max(devices), self.computing_s(base, batch), base)
-            )
-        values = np.array(rows, float).reshape(-1, 5)
-        training, ones = self._training, np.ones(len(values))
-        return Placed(
-            values[:, 0],
-            values[:, 1],
-            values[:, 2],
-            training.gradient_bytes * ones,
-            training.overlap_fraction * ones,
-            values[:, 3],
-            values[:, 4],
-        )
+    def _growth(self) -> float:
+        """*c* in computing times of 1 + c (1 - 1 / k) on k devices of a node, by least squares."""
+        x, y = [], []
+        for (devices, waiting), sizes in self._seconds.items():
+            for size, seconds in sizes.items() if devices > 1 and not waiting else ():
+                x.append(1.0 - 1.0 / devices)
+                y.append(seconds / (self._at(self._seconds[1, False], size) or seconds) - 1.0)
+        return float(np.dot(x, y) / np.dot(x, x)) if x else 0.0
 
 
-def stall_fraction(trainings: Iterable[Training]) -> float:
-    """Fraction of the fullest node's extra computing time that a first node with fewer devices
-    shows."""
-    shown, full = [], []
-    for training in trainings:
-        table = OneNode(training)
-        for step in training.steps:
-            if max(step.devices) > step.devices[0]:
-                own = table.computing_s(step.devices[0], step.batch_size)
-                most = table.computing_s(max(step.devices), step.batch_size)
-                if own and most:
-                    shown.append(math.log(step.computing_s / own))
-                    full.append(math.log(most / own))
-    x, y = np.array(full), np.array(shown)
-    if not (x**2).sum() > 0.0:
-        return 0.0
-    return float(f"{float(np.clip((x @ y) / (x @ x), 0.0, 1.0)):.6g}")
+def smoothed(training: Training, batch_sizes: Iterable[int] | None = None) -> Training:
+    """Steps on one node as lines over the batch, fitted with least absolute errors.
+
+    At the least and the greatest batch measured, or at ``batch_sizes``; waiting is the median
+    fraction.
+    """
+    from perfmodel.calibration.network.robust import least_absolute
+
+    found = []
+    for devices in sorted({s.devices for s in training.steps if len(s.devices) == 1}):
+        own = [step for step in training.steps if step.devices == devices]
+        sizes = np.array([float(step.batch_size) for step in own])
+        steps = np.array([step.step_s for step in own])
+        design = np.stack([np.ones_like(sizes), sizes], axis=1)
+        fixed, each = least_absolute(design, steps)
+        waits = float(np.median([step.waiting_s / step.step_s for step in own]))
+        for size in batch_sizes or sorted({int(sizes.min()), int(sizes.max())}):
+            step_s = max(float(fixed + each * size), LEAST_PART * float(steps.min()))
+            step_s, waiting_s = (float(f"{v:.4g}") for v in (step_s, min(waits, 1.0) * step_s))
+            found.append(Step(devices, size, step_s, min(waiting_s, step_s)))
+    return msgspec.structs.replace(training, steps=tuple(found))
 
 
 def check_devices(devices: tuple[int, ...]) -> None:
