@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import perfmodel as pm
 from benchmarks.accuracy import placements
 from benchmarks.accuracy.cases import About, Case, Split
 
@@ -79,14 +80,16 @@ spread expected of latencies, that contention is of each DNN and part of the int
 
 def cases(folder: Path) -> list[Case]:
     """Every step that each fit predicts and was not fitted to."""
-    return placements.cases(SOURCE, folder, _cluster)
+    return placements.cases(TABLES, folder)
 
 
 def fit(folder: Path) -> None:
     """Fit to the steps in a folder and write down the fits."""
-    placements.fit(SOURCE, folder, _cluster)
+    placements.fit(TABLES, folder)
 
 
-def _cluster(name: str) -> placements.Cluster:
-    del name  # there is one
-    return placements.Cluster("", NOMINAL_BYTES_PER_S, FLOW_BYTES_PER_S)
+def _expected(name: str) -> tuple[pm.Cluster, dict[str, float]]:
+    return placements.ethernet(name, NOMINAL_BYTES_PER_S, FLOW_BYTES_PER_S), {}
+
+
+TABLES = placements.Tables(SOURCE, _expected, labelled=False)

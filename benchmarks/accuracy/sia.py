@@ -8,25 +8,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import perfmodel as pm
 from benchmarks.accuracy import placements
 from benchmarks.accuracy.cases import About, Case, Split
+from perfmodel.calibration.placements.model import LINKS
 
 SOURCE = "sia"
 
-NOMINAL_BYTES_PER_S = {"rtx": 50e9 / 8, "dgx": 200e9 / 8, "dgx-ext": 200e9 / 8}
-"""Assumed: 50 Gbit/s Ethernet, and one HDR InfiniBand port. The tables do not say."""
+NOMINAL_BYTES_PER_S, OTHER_BYTES_PER_S = {"rtx": 50e9 / 8}, 25e9 / 8
+"""Assumed Ethernet, and that of clusters that are not known. The tables do not say."""
 
-OTHER_BYTES_PER_S = 25e9 / 8
-"""Of clusters that are not known."""
-
-EXPECTED = {
-    "dgx": {
-        "network_s_per_byte": 1 / 25e9,
-        "node_s_per_byte": 1 / 250e9,
-        "latency_s": 10e-6,
-    }
-}
-"""InfiniBand as above, NVLink of nearly 300 GB/s each way, latencies without TCP."""
+DGX, NOMINAL_SPREAD = (
+    pm.Cluster(
+        name="dgx",
+        nic=pm.Link(200e9 / 8, 6e-7),
+        intra_node=pm.IntraNode(300e9, 6e-7, 0.83, kind="per_device"),
+        pair_efficiency=placements.PAIR_EFFICIENCY,
+        source=pm.Source("estimated", "one port of HDR InfiniBand, NVLink, and no TCP"),
+    ),
+    0.2,
+)
+"""Assumed links of an A100 node, and how firmly they are expected."""
 
 ABOUT = About(
     title="Sia: six DNNs on RTX 2080 Ti, A100 and Quadro",
@@ -75,15 +77,19 @@ the network).
 
 def cases(folder: Path) -> list[Case]:
     """Every step that each fit predicts and was not fitted to."""
-    return placements.cases(SOURCE, folder, _cluster)
+    return placements.cases(TABLES, folder)
 
 
 def fit(folder: Path) -> None:
     """Fit to the steps in a folder and write down the fits."""
-    placements.fit(SOURCE, folder, _cluster)
+    placements.fit(TABLES, folder)
 
 
-def _cluster(name: str) -> placements.Cluster:
+def _expected(name: str) -> tuple[pm.Cluster, dict[str, float]]:
+    if name.removesuffix("-ext") == "dgx":
+        return DGX, dict.fromkeys(LINKS, NOMINAL_SPREAD)
     nominal = NOMINAL_BYTES_PER_S.get(name, OTHER_BYTES_PER_S)
-    expected = EXPECTED.get(name.removesuffix("-ext"), {})
-    return placements.Cluster(name, nominal, expected=expected)
+    return placements.ethernet(name, nominal, nominal), {}
+
+
+TABLES = placements.Tables(SOURCE, _expected, labelled=True)

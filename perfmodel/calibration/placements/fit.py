@@ -79,6 +79,11 @@ class Placements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         found = self.traits.get(training.name)
         return _own_traits(self.cluster, self.spreads, training) if found is None else found
 
+    def knowing(self, training: Training) -> Placements:
+        """The same with the traits of a DNN, so that they are not fitted each time."""
+        traits = self.traits | {training.name: self.traits_of(training)}
+        return msgspec.structs.replace(self, traits=traits)
+
     def profile(self, training: Training, devices: int = 1) -> Profile:
         """The workload of a DNN where so many devices share the fullest node.
 
