@@ -41,6 +41,9 @@ AS_MANY = (200, 60)
 """Effective number of steps of each DNN on several nodes and on one, whatever their actual number:
 neighbouring batches are alike."""
 
+FIRM = 1e-3
+"""Standard deviation of the logarithm of a link that is taken as it is."""
+
 SOURCE = Source("measured", "fitted to measured steps (perfmodel.calibration.placements)")
 
 
@@ -198,17 +201,16 @@ def calibrate_placements(
 class _Measured:
     """Measured steps on more than one device, in arrays for the fit.
 
-    ``links`` are the parameters of links that are fitted, or the ``fixed`` values of all of them.
+    ``links`` are the parameters of the links.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         trainings: Sequence[Training],
-        links: Sequence[Parameter] = (),
-        fixed: Mapping[str, float] | None = None,
+        links: Sequence[Parameter],
     ) -> None:
-        self.cluster, self.fixed = cluster, fixed or {}
+        self.cluster = cluster
         self.names = [training.name for training in trainings]
         steps = [[s for s in t.steps if sum(s.devices) > 1] for t in trainings]
         self.placed = Placed.joined(
@@ -231,8 +233,7 @@ class _Measured:
         """Logarithms of predicted over measured steps, (points, steps)."""
         if not len(self.dnn):
             return np.zeros((points, 0))
-        fixed = {name: np.full(points, value) for name, value in self.fixed.items()}
-        links = {name: (fixed | dict(values))[name][:, None] for name in LINKS}
+        links = {name: values[name][:, None] for name in LINKS}
         traits = model.traits_of(values, self.names, self.dnn)
         return np.log(model.steps_s(self.cluster, links, traits, self.placed)) - self.log_step_s
 
@@ -283,13 +284,17 @@ def _left_out(
 
 
 def _own_traits(cluster: Cluster, spreads: Spreads, training: Training) -> Traits:
-    """How a DNN differs from others, from its steps on one node."""
+    """How a DNN differs from others, from its steps on one node.
+
+    Links that other DNNs told are taken as they are; those of no DNN may be other than expected.
+    """
     steps = tuple(step for step in training.steps if len(step.devices) == 1)
     if all(step.devices == (1,) for step in steps):
         return Traits(spread=spreads.device)
     one = msgspec.structs.replace(training, steps=steps)
-    links = {name: value_at(cluster, name) for name in LINKS}
-    measured = _Measured(cluster, [one], fixed=links)
+    told = cluster.calibration is None or cluster.calibration.rows > 0
+    firm = dict.fromkeys(LINKS, FIRM) if told else {}
+    measured = _Measured(cluster, [one], model.link_parameters(cluster, firm))
     found = measured.traits(measured.solve())[training.name]
     return msgspec.structs.replace(found, spread=spreads.node)
 
@@ -300,14 +305,9 @@ def _steps_s(
     """Seconds of steps of a DNN by the formula, (steps,)."""
     if not steps:
         return np.zeros(0)
-    bare = msgspec.structs.replace(
-        cluster,
-        nic=msgspec.structs.replace(cluster.nic, efficiency=1.0),
-        intra_node=msgspec.structs.replace(cluster.intra_node, efficiency=1.0),
-    )
     links = {name: np.full((1, 1), value_at(cluster, name)) for name in LINKS}
     given = {trait: np.full((1, len(steps)), getattr(traits, trait)) for trait in TRAITS}
-    return np.asarray(model.steps_s(bare, links, given, Placed.of(own, steps))[0])
+    return np.asarray(model.steps_s(cluster, links, given, Placed.of(own, steps))[0])
 
 
 def with_links(cluster: Cluster, links: Mapping[str, float]) -> Cluster:
