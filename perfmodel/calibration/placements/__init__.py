@@ -3,4 +3,4 @@
 from perfmodel.calibration.placements.fit import Placements, Traits, calibrate_placements
 from perfmodel.calibration.placements.table import Step, Training
 
-__all__ = ["Placements", "Step", "Traits", "Training", "calibrate_placements"]
+__all__ = ["Placements", "Step", "Training", "Traits", "calibrate_placements"]

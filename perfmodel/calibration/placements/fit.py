@@ -20,15 +20,15 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.calibration.placements import model
-from perfmodel.calibration.placements.model import LINKS, TRAITS, Placed
+from perfmodel.calibration.placements.model import LINKS, TRAITS, Placed, link_parameters
 from perfmodel.calibration.placements.spreads import Left, Spreads, learnt
 from perfmodel.calibration.placements.table import OneNode, Step, Training, check_devices
-from perfmodel.calibration.regression import Parameter, Regression
+from perfmodel.calibration.regression import WEIGHT, Parameter, Regression
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
-from perfmodel.predicting.intervals import DOUBLING
+from perfmodel.predicting.intervals import DOUBLING, STEP
 
 KEPT = 0.5
 """Fraction of a one-node step's logarithmic deviation from the formula that carries over to
@@ -187,12 +187,12 @@ def calibrate_placements(
         if name not in LINKS:
             raise unknown_name("fitted link", name, LINKS)
         number(name, spread, above=0.0)
-    measured = _Measured(cluster, trainings, model.link_parameters(cluster, spreads or {}))
+    measured = _Measured(cluster, trainings, link_parameters(cluster, spreads or {}))
     point = measured.solve()
     left = [_left_out(measured, trainings, point, index) for index in range(len(trainings))]
     found = learnt(left, [OneNode(training).growth for training in trainings])
     return Placements(
-        cluster=_calibrated(measured, point, found.step),
+        cluster=_calibrated(measured, trainings, point, found.step),
         traits=measured.traits(point),
         spreads=found,
     )
@@ -247,6 +247,11 @@ class _Measured:
         values = self.regression.values(self.regression.solve([point], of=others))
         return {name: values[name] for name in LINKS}
 
+    def link_covariance(self, point: Floats) -> Floats:
+        """Covariance of the logarithms of the links, in the order of :data:`LINKS`."""
+        at = [self.regression.names.index(name) for name in LINKS]
+        return np.array(self.regression.log_covariance(point, 1.0))[np.ix_(at, at)]
+
     def traits(self, point: Floats) -> dict[str, Traits]:
         """How each DNN with steps on several devices differs from others."""
         values, covariance = self.regression.values(point), self.regression.covariance(point, 1.0)
@@ -277,10 +282,22 @@ def _left_out(
     own, cluster = OneNode(known), with_links(measured.cluster, links)
     steps = np.array([step.step_s for step in several])
     node = _steps_s(cluster, _own_traits(cluster, Spreads(), known), own, several)
-    device, more = (
-        _steps_s(cluster, Traits(bytes=factor), own, several) for factor in (1.0, 1.01)
+    device, *changed = (
+        _steps_s(some, Traits(bytes=factor), own, several)
+        for some, factor in [
+            (cluster, 1.0),
+            (cluster, STEP),
+            *((scaled(cluster, name, STEP), 1.0) for name in LINKS),
+        ]
     )
-    return Left(np.log(node / steps), np.log(device / steps), np.log(more / device) / math.log(1.01))
+    slopes = np.log(np.array(changed) / device) / math.log(STEP)
+    matrix = measured.link_covariance(point)
+    return Left(
+        node=np.log(node / steps),
+        device=np.log(device / steps),
+        elasticity=slopes[0],
+        links=np.einsum("is,ij,js->s", slopes[1:], matrix, slopes[1:]),
+    )
 
 
 def _own_traits(cluster: Cluster, spreads: Spreads, training: Training) -> Traits:
@@ -294,14 +311,12 @@ def _own_traits(cluster: Cluster, spreads: Spreads, training: Training) -> Trait
     one = msgspec.structs.replace(training, steps=steps)
     told = cluster.calibration is None or cluster.calibration.rows > 0
     firm = dict.fromkeys(LINKS, FIRM) if told else {}
-    measured = _Measured(cluster, [one], model.link_parameters(cluster, firm))
+    measured = _Measured(cluster, [one], link_parameters(cluster, firm))
     found = measured.traits(measured.solve())[training.name]
     return msgspec.structs.replace(found, spread=spreads.node)
 
 
-def _steps_s(
-    cluster: Cluster, traits: Traits, own: OneNode, steps: Sequence[Step]
-) -> Floats:
+def _steps_s(cluster: Cluster, traits: Traits, own: OneNode, steps: Sequence[Step]) -> Floats:
     """Seconds of steps of a DNN by the formula, (steps,)."""
     if not steps:
         return np.zeros(0)
@@ -317,25 +332,42 @@ def with_links(cluster: Cluster, links: Mapping[str, float]) -> Cluster:
     return cluster
 
 
-def _calibrated(measured: _Measured, point: Floats, step: float) -> Cluster:
+def _calibrated(
+    measured: _Measured, trainings: Sequence[Training], point: Floats, step: float
+) -> Cluster:
     """The cluster with the most likely links, and what is left unknown of them."""
-    regression, nodes = measured.regression, measured.placed.nodes
-    values, covariance = regression.values(point), regression.log_covariance(point, 1.0)
-    at = [regression.names.index(name) for name in LINKS]
-    several = np.maximum(nodes, 2.0)  # links between nodes take two to tell
-    growth = regression.growth(several, point, 1.0) if len(nodes) else DOUBLING
+    nodes, values = measured.placed.nodes, measured.regression.values(point)
+    cluster = with_links(measured.cluster, {name: values[name] for name in LINKS})
+    growth = DOUBLING
+    if nodes.max(initial=1.0) > 2.0:  # what two nodes have of their links only two can tell
+        firm = link_parameters(cluster, {"pair_efficiency": FIRM})
+        growth = _growth(_Measured(cluster, trainings, firm))
     return msgspec.structs.replace(
-        with_links(measured.cluster, {name: values[name] for name in LINKS}),
+        cluster,
         source=SOURCE,
         calibration=Calibration(
             parameters=tuple(LINKS),
-            covariance=tuple(tuple(covariance[i][j] for j in at) for i in at),
+            covariance=tuple(map(tuple, measured.link_covariance(point).tolist())),
             spread=step,
             ranges={"nodes": (1.0, float(nodes.max(initial=1.0)))},
             growth={"nodes": _rounded(growth)},
             rows=len(nodes),
         ),
     )
+
+
+def _growth(measured: _Measured) -> float:
+    """Standard deviation added for each doubling of the nodes: of the steps on more than two nodes,
+    predicted from those on two at most, what is beyond that of the latter.
+
+    What is assumed of all jobs counts as :data:`WEIGHT` steps a doubling away.
+    """
+    far, regression = measured.placed.nodes > 2.0, measured.regression
+    misses = regression.misses(regression.solve([regression.centre], of=~far)[None])[0]
+    doublings = np.log2(measured.placed.nodes[far] / 2.0)
+    beyond = misses[far] ** 2 - float(np.mean(misses[~far] ** 2))
+    excess = WEIGHT * DOUBLING**2 + max(float(beyond @ doublings**2), 0.0)
+    return math.sqrt(excess / (WEIGHT + float((doublings**4).sum())))
 
 
 def _rounded(value: float) -> float:

@@ -132,9 +132,7 @@ def trait_parameters(names: Sequence[str]) -> list[Parameter]:
     ]
 
 
-def traits_of(
-    values: Mapping[str, Floats], names: Sequence[str], dnn: Ids
-) -> dict[str, Floats]:
+def traits_of(values: Mapping[str, Floats], names: Sequence[str], dnn: Ids) -> dict[str, Floats]:
     """Traits of the DNN of each step, (points, steps), by name."""
     return {
         trait: np.stack([values[f"{trait}:{name}"] for name in names], axis=-1)[..., dnn]

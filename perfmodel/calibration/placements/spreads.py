@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 
-EXPECTED_SPREAD = 0.5
+EXPECTED_SPREAD = 1.0
 """Standard deviation, of the logarithm, of what is expected of the standard deviations."""
 
 AS_MANY = 4.0
@@ -33,9 +33,9 @@ class Spreads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     growth : of computing on several devices of a node around that growth.
     """
 
-    step: float = 0.1
-    node: float = 0.2
-    device: float = 0.3
+    step: float = 0.08
+    node: float = 0.15
+    device: float = 0.25
     contention: float = CONTENTION
     growth: float = 0.1
 
@@ -45,12 +45,14 @@ class Left:
     """Steps on several nodes of a DNN that was left out of a fit; arrays (steps,).
 
     ``node`` and ``device`` are logarithms of predicted over measured, if its steps on one node are
-    known, or none on several devices; ``elasticity`` that of the step in what is exchanged.
+    known, or none on several devices; ``elasticity`` that of the step in what is exchanged, and
+    ``links`` the variance for what is left unknown of the links.
     """
 
     node: Floats
     device: Floats
     elasticity: Floats
+    links: Floats
 
 
 def learnt(left: Sequence[Left], growths: Sequence[float]) -> Spreads:
@@ -70,7 +72,7 @@ def learnt(left: Sequence[Left], growths: Sequence[float]) -> Spreads:
         found = float((((x - centre) / EXPECTED_SPREAD) ** 2).sum())
         for each in told:
             for misses, own in zip((each.node, each.device), others, strict=True):
-                variance = step + own * each.elasticity**2
+                variance = each.links + step + own * each.elasticity**2
                 found += AS_MANY * float(np.mean(np.log(variance) + misses**2 / variance))
         return found
 
