@@ -97,7 +97,9 @@ class Placements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         sizes = own.batches(devices)
         computing = np.array([own.computing_s(devices, size) for size in sizes])
         if devices > 1 and own.step_s(devices, sizes[0]) is not None:
-            formula = _steps_s(self.cluster, traits, own, [Step((devices,), b, 1.0) for b in sizes])
+            formula = formula_s(
+                self.cluster, traits, own, [Step((devices,), b, 1.0) for b in sizes]
+            )
             measured = np.array([own.step_s(devices, size) or math.nan for size in sizes])
             computing = computing * (measured / formula) ** KEPT
         hidden = traits.hidden_fraction * training.overlap_fraction
@@ -254,14 +256,19 @@ class _Measured:
 
     def traits(self, point: Floats) -> dict[str, Traits]:
         """How each DNN with steps on several devices differs from others."""
-        values, covariance = self.regression.values(point), self.regression.covariance(point, 1.0)
+        values, names = self.regression.values(point), self.regression.names
+        # given the links: what is left unknown of those is the cluster's
+        rest = [i for i, name in enumerate(names) if name not in LINKS]
+        precision = np.linalg.inv(self.regression.covariance(point, 1.0))
+        covariance = np.linalg.inv(precision[np.ix_(rest, rest)])
+        of = [names[i] for i in rest]
         found = {}
         for index, name in enumerate(self.names):
             own = self.dnn == index
             if not own.any():
                 continue
             on_nodes = bool((self.placed.nodes[own] > 1).any())
-            at = [self.regression.names.index(f"{t}:{name}") for t in ("bytes", "node_bytes")]
+            at = [of.index(f"{t}:{name}") for t in ("bytes", "node_bytes")]
             part = np.array([1.0, model.CARRIED])
             found[name] = Traits(
                 **{trait: _rounded(values[f"{trait}:{name}"]) for trait in TRAITS},
@@ -281,9 +288,9 @@ def _left_out(
     known = msgspec.structs.replace(training, steps=alone)
     own, cluster = OneNode(known), with_links(measured.cluster, links)
     steps = np.array([step.step_s for step in several])
-    node = _steps_s(cluster, _own_traits(cluster, Spreads(), known), own, several)
+    node = formula_s(cluster, _own_traits(cluster, Spreads(), known), own, several)
     device, *changed = (
-        _steps_s(some, Traits(bytes=factor), own, several)
+        formula_s(some, Traits(bytes=factor), own, several)
         for some, factor in [
             (cluster, 1.0),
             (cluster, STEP),
@@ -316,7 +323,7 @@ def _own_traits(cluster: Cluster, spreads: Spreads, training: Training) -> Trait
     return msgspec.structs.replace(found, spread=spreads.node)
 
 
-def _steps_s(cluster: Cluster, traits: Traits, own: OneNode, steps: Sequence[Step]) -> Floats:
+def formula_s(cluster: Cluster, traits: Traits, own: OneNode, steps: Sequence[Step]) -> Floats:
     """Seconds of steps of a DNN by the formula, (steps,)."""
     if not steps:
         return np.zeros(0)

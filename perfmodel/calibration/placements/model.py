@@ -159,8 +159,8 @@ def steps_s(
     away, inside = placed.nodes > 1, cluster.intra_node
     between = cluster.nic.bandwidth_bytes_per_s * links["nic.efficiency"]
     between = between * np.where(placed.nodes == 2, links["pair_efficiency"], 1.0)
-    within = np.inf if inside is None else inside.bandwidth_bytes_per_s
-    within = within * links["intra_node.efficiency"]
+    nominal = np.inf if inside is None else inside.bandwidth_bytes_per_s
+    within = nominal * links["intra_node.efficiency"]
     through = np.where(placed.fullest > 1, np.minimum(between, within), between)
     hop_s = links["intra_node.latency_s"] * (placed.fullest > 1)
     each = np.where(

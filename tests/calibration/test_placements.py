@@ -1,0 +1,280 @@
+"""Clusters and DNNs calibrated from placements, on a made-up cluster that is known."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import perfmodel as pm
+from perfmodel.base import files
+from perfmodel.calibration.placements import (
+    Placements,
+    Step,
+    Training,
+    Traits,
+    calibrate_placements,
+)
+from perfmodel.calibration.placements.fit import formula_s
+from perfmodel.calibration.placements.spreads import Spreads
+from perfmodel.calibration.placements.table import OneNode, smoothed
+
+FEW = [(1,), (2,), (3,), (4,)]
+SEVERAL = [(1, 1), (2, 2), (4, 4), (1, 4), (1, 1, 1), (2, 2, 2), (4, 4, 4)]
+MORE = [(2,) * 4, (4,) * 4, (4,) * 8, (1, 3, 3, 4)]
+BATCHES = (8, 16, 32, 64)
+DNNS = {"small": (20e6, 2e-3, 1.0), "middle": (100e6, 4e-3, 1.15), "large": (300e6, 8e-3, 0.9)}
+"""Bytes of gradients, seconds of a sample, and how much longer the bytes take."""
+
+
+def cluster(efficiency: float = 0.5, pair: float = 0.8, inside: float = 0.5) -> pm.Cluster:
+    return pm.Cluster(
+        name="made up",
+        nic=pm.Link(2e9, 8e-6, efficiency),
+        intra_node=pm.IntraNode(5e9, 6e-6, inside, kind="per_device"),
+        pair_efficiency=pair,
+        devices_per_node=4,
+        source=pm.Source("estimated", "made up"),
+    )
+
+
+TRUTH = Placements(
+    cluster=cluster(),
+    traits={
+        name: Traits(bytes=more, hidden_fraction=0.5, messages=6.0)
+        for name, (_, _, more) in DNNS.items()
+    },
+    spreads=Spreads(),
+)
+EXPECTED = cluster(0.35, 0.74, 0.3)
+
+
+def computing_s(name: str, devices: int, batch: int) -> float:
+    return (0.02 + DNNS[name][1] * batch) * (1.0 + 0.05 * (1.0 - 1.0 / devices))
+
+
+@functools.cache
+def true_step_s(name: str, devices: tuple[int, ...], batch: int) -> float:
+    """What the simulation says of a job on the true cluster."""
+    most = max(devices)
+    alone = Step((1,), batch, computing_s(name, most, batch))
+    table = Training(name=name, gradient_bytes=DNNS[name][0], steps=(alone,))
+    return pm.predict(TRUTH.job(TRUTH.profile(table), devices, batch)).iteration_s
+
+
+def training(
+    name: str, placements: Sequence[tuple[int, ...]], noise: float = 0.01, factor: float = 1.0
+) -> Training:
+    """Steps of a DNN; ``factor`` makes those on several nodes longer than they are."""
+    generator = np.random.Generator(np.random.Philox(len(name)))
+    steps = []
+    for devices in placements:
+        for batch in BATCHES:
+            step_s = true_step_s(name, devices, batch) * (factor if len(devices) > 1 else 1.0)
+            step_s *= math.exp(noise * generator.standard_normal())
+            waiting_s = max(0.0, step_s - computing_s(name, max(devices), batch))
+            steps.append(Step(devices, batch, step_s, waiting_s))
+    return Training(name=name, gradient_bytes=DNNS[name][0], steps=tuple(steps))
+
+
+def predicted(
+    fit: Placements, known: Training, devices: tuple[int, ...], batch: int
+) -> pm.Prediction:
+    return pm.predict(fit.job(fit.profile(known, max(devices)), devices, batch))
+
+
+def errors(fit: Placements, known: Training, wanted: Sequence[tuple[int, ...]]) -> list[float]:
+    fit = fit.knowing(known)
+    return [
+        abs(predicted(fit, known, devices, batch).iteration_s
+            / true_step_s(known.name, devices, batch) - 1.0)
+        for devices in wanted
+        for batch in BATCHES[:2]
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fit() -> Placements:
+    return calibrate_placements([training(name, [*FEW, *SEVERAL]) for name in DNNS], EXPECTED)
+
+
+@pytest.fixture(scope="module")
+def others() -> Placements:
+    """Nothing of the middle DNN."""
+    some = [training(name, [*FEW, *SEVERAL]) for name in ("small", "large")]
+    return calibrate_placements(some, EXPECTED)
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_the_formula_of_the_fit_is_that_of_both_routes(fidelity: pm.api.Fidelity) -> None:
+    """To rounding, for whole numbers of messages."""
+    known = training("middle", FEW)
+    own = OneNode(msgspec.structs.replace(known, steps=known.steps[:4]))
+    placements = [*SEVERAL, *MORE]
+    steps = [Step(devices, 16, 1.0) for devices in placements]
+    for messages in (1.0, 5.0):
+        traits = Traits(bytes=1.3, hidden_fraction=0.4, messages=messages)
+        fixed = msgspec.structs.replace(TRUTH, traits={"middle": traits})
+        profiles = {k: fixed.profile(own.training, k) for k in range(1, 5)}
+        jobs = [fixed.job(profiles[max(devices)], devices, 16) for devices in placements]
+        found = [pm.predict(job, fidelity=fidelity).iteration_s for job in jobs]
+        assert found == pytest.approx(formula_s(fixed.cluster, traits, own, steps), rel=1e-9)
+        wrong = msgspec.structs.replace(traits, messages=messages + 1.0)
+        assert found != pytest.approx(formula_s(fixed.cluster, wrong, own, steps), rel=1e-3)
+
+
+def test_links_are_recovered(fit: Placements) -> None:
+    found, true = fit.cluster, TRUTH.cluster
+    assert found.nic.efficiency == pytest.approx(true.nic.efficiency, rel=0.2)
+    assert found.pair_efficiency == pytest.approx(true.pair_efficiency, rel=0.1)
+    scales = [fit.traits[name].bytes for name in DNNS]
+    assert scales[1] > scales[2]
+    assert {each.known for each in fit.traits.values()} == {"nodes"}
+
+
+def test_more_nodes_are_predicted(fit: Placements) -> None:
+    for name in DNNS:
+        assert max(errors(fit, training(name, FEW), MORE)) < 0.12
+
+
+def test_a_dnn_known_on_one_node_or_device_is_predicted(others: Placements) -> None:
+    """But for its bytes, which take more than those of others: nothing tells."""
+    assert max(errors(others, training("middle", FEW), [*SEVERAL, *MORE])) < 0.2
+    assert np.median(errors(others, training("middle", [(1,)]), [*FEW, *SEVERAL])) < 0.2
+
+
+def test_canary_slower_runs_make_a_slower_network(others: Placements) -> None:
+    slow = [training(name, [*FEW, *SEVERAL], factor=2.0) for name in ("small", "large")]
+    wrong = calibrate_placements(slow, EXPECTED)
+    assert wrong.cluster.nic.efficiency < 0.7 * others.cluster.nic.efficiency
+    assert np.median(errors(wrong, training("middle", FEW), SEVERAL)) > 0.25
+
+
+def test_waiting_is_what_is_not_computing(fit: Placements) -> None:
+    known = training("large", FEW)
+    for devices in ((1, 1), (4, 4), (2, 2, 2)):
+        step_s = true_step_s("large", devices, 16)
+        waiting = 1.0 - computing_s("large", max(devices), 16) / step_s
+        found = predicted(fit, known, devices, 16)
+        assert found.idle_fraction.mean == pytest.approx(waiting, abs=0.05)
+
+
+def test_computing_grows_on_a_node_as_it_did_there(fit: Placements) -> None:
+    known = training("large", [(1,), (2,)], noise=0.0)
+    assert fit.profile(known, 4).timings[0].total_s == pytest.approx(
+        computing_s("large", 4, 8), rel=0.03
+    )
+
+
+def test_an_embedding_cannot_be_hidden() -> None:
+    known = training("middle", [(1,)])
+    late = msgspec.structs.replace(known, overlap_fraction=0.0)
+    found = [predicted(TRUTH, each, (2, 2, 2), 64).iteration_s for each in (known, late)]
+    assert found[1] > 1.1 * found[0]
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+
+def spread(fit: Placements, known: Training, devices: tuple[int, ...], batch: int = 16) -> float:
+    return predicted(fit, known, devices, batch).interval.parts.total
+
+
+def test_intervals_widen_with_what_is_not_known(fit: Placements, others: Placements) -> None:
+    device, node = training("middle", [(1,)]), training("middle", FEW)
+    unseen = calibrate_placements([], EXPECTED)
+    assert spread(others, node, (4, 4, 4)) < spread(others, device, (4, 4, 4))
+    assert spread(others, device, (4, 4, 4)) < spread(unseen, device, (4, 4, 4))
+    assert others.spreads.step < Spreads().step
+    assert fit.traits_of(node).spread < others.traits_of(node).spread
+
+
+def test_intervals_widen_beyond_what_was_fitted_to(fit: Placements) -> None:
+    known = training("large", FEW)
+    within, twice, far = (
+        predicted(fit, known, (4,) * n, 16).interval.parts.extrapolation for n in (3, 6, 24)
+    )
+    assert within == 0.0
+    assert far == pytest.approx(3.0 * twice)
+    assert twice > 0.0
+
+
+# -- files and mistakes ----------------------------------------------------------------------------
+
+
+def test_files_of_a_fit_predict_the_same(fit: Placements, tmp_path: Path) -> None:
+    known = training("large", FEW)
+    profile = fit.profile(known, 4)
+    for name, found in (("lab", fit.cluster), ("net", profile)):
+        files.write(tmp_path / f"{name}.json", msgspec.json.encode(found))
+    again = pm.make_job(
+        workload=tmp_path / "net.json", cluster=tmp_path / "lab.json", workers=8, batch_size=16,
+        arch="allreduce", options={"algorithm": "ring", "bucketing": "layer"},
+    )  # fmt: skip
+    same = predicted(fit, known, (4, 4), 16)
+    assert pm.predict(again).iteration_s == pytest.approx(same.iteration_s, rel=1e-9)
+    assert pm.predict(again).interval.iteration_s == pytest.approx(same.interval.iteration_s)
+
+
+def test_without_steps_a_cluster_is_as_expected() -> None:
+    found = calibrate_placements([], EXPECTED, {"nic.efficiency": 0.1})
+    assert found.cluster.nic == EXPECTED.nic
+    assert found.cluster.calibration is not None
+    assert found.cluster.calibration.covariance[0][0] == pytest.approx(0.1**2, rel=1.0)
+    assert found.spreads == Spreads()
+    slow = training("large", FEW)
+    assert found.traits_of(slow).known == "node"
+
+
+def test_lines_stand_in_for_steps() -> None:
+    found = smoothed(training("large", [*FEW, (2, 2)], noise=0.0), [20])
+    assert [(step.devices, step.batch_size) for step in found.steps] == [(k, 20) for k in FEW]
+    assert found.steps[0].step_s == pytest.approx(computing_s("large", 1, 20), rel=1e-3)
+
+
+def test_equal_steps_count_as_their_mean() -> None:
+    steps = (Step((1,), 8, 1.0), Step((1,), 8, 3.0))
+    table = OneNode(Training(name="any", gradient_bytes=1e6, steps=steps))
+    assert table.step_s(1, 8) == 2.0
+    assert table.step_s(2, 8) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"devices": ()}, "devices: at least one node is needed"),
+        ({"devices": (0, 2)}, r"devices\[0\]: must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size: must be at least 1, got 0"),
+        ({"step_s": 0.0}, "step_s: must be more than 0, got 0"),
+        ({"waiting_s": 2.0}, "waiting_s: must be at most 1, got 2"),
+    ],
+)
+def test_wrong_steps_are_named(changed: Mapping[str, object], message: str) -> None:
+    good = Step((1,), 8, 1.0, 0.1)
+    with pytest.raises(pm.InputError, match=message):
+        msgspec.structs.replace(good, **changed)
+
+
+def test_mistakes_are_named() -> None:
+    small = training("small", FEW)
+    with pytest.raises(pm.InputError, match="small: steps: at least one on a single device"):
+        training("small", SEVERAL)
+    with pytest.raises(pm.InputError, match="more than one of a name: small, small"):
+        calibrate_placements([small, small], EXPECTED)
+    with pytest.raises(pm.InputError, match="cluster: intra_node of kind per_device is needed"):
+        bus = msgspec.structs.replace(EXPECTED, intra_node=None)
+        calibrate_placements([small], bus)
+    with pytest.raises(pm.InputError, match="unknown fitted link 'latency'"):
+        calibrate_placements([small], EXPECTED, {"latency": 0.1})
+    with pytest.raises(pm.InputError, match="pair_efficiency: must be more than 0"):
+        calibrate_placements([small], EXPECTED, {"pair_efficiency": 0.0})
+    with pytest.raises(pm.InputError, match=r"devices\[1\]: must be at least 1"):
+        TRUTH.job(TRUTH.profile(small), (2, 0), 8)
