@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from perfmodel import Job, predict
+from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import idle_within
 from perfmodel.results.prediction import Prediction
 
@@ -101,7 +102,7 @@ def predicted(runs: Iterable[Run]) -> list[Case]:
     for run in runs:
         key = (id(run.job), run.iterations)
         if key not in known:
-            coarse_s = predict(run.job, fidelity="coarse").iteration_s
+            coarse_s = float(coarse.phases(run.job).iteration_s)
             fine = predict(run.job, run_iterations=run.iterations)
             known[key] = (run.job, fine, coarse_s)
         found += _cases(run, *known[key][1:])

@@ -368,7 +368,6 @@ def test_canary_a_wrong_sum_is_seen(change: Any, expected: list[str]) -> None:
 
 FORMER = {
     "calibration.collectives": "fit_collective plain_alpha_beta",
-    "calibration.data_parallel": "fit_data_parallel",
     "calibration.synchronous_model": "SynchronousModel SynchronousRun",
     "calibration.synchronous_server": "fit_synchronous_server",
     "calibration.trainings": "Step Training",

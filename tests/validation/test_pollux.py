@@ -6,7 +6,6 @@ The measurements themselves are not; what needs them is skipped where they are n
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +13,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import perfmodel as pm
 from benchmarks.accuracy import fitted, placements, pollux, sia
 from benchmarks.accuracy.cases import Case
 from perfmodel import InputError
+from perfmodel.calibration.placements import calibrate_placements
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -64,24 +65,32 @@ def covered(found: Iterable[Case], name: str) -> float:
 
 
 FIGURES = {
-    "pollux": [("pollux/a", 0.08, 0.20, 0.060), ("pollux/b", 0.14, 0.30, 0.07)],
-    "sia": [
-        ("sia/a-rtx", 0.045, 0.125, 0.052),
-        ("sia/b-rtx", 0.085, 0.26, 0.08),
-        ("sia/a-dgx", 0.065, 0.19, 0.067),
-        ("sia/b-quad", 0.055, 0.23, 0.06),
-    ],
+    "pollux": [("a", "", 0.075, 0.19, 0.055), ("b", "", 0.14, 0.28, 0.07)],
+    "sia": [("a", "rtx", 0.05, 0.12, 0.052), ("b", "quad", 0.06, 0.24, 0.07)],
 }
 
 
-def test_steps_are_met(source: ModuleType) -> None:
+def some(found: Iterable[dict[str, str]], cluster: str) -> list[dict[str, str]]:
+    """Every sixteenth placement, and all on one node."""
+    own = [row for row in found if not cluster or row["cluster"] == cluster]
+    kept = sorted({row["placement"] + row["num_replicas"] for row in own})[::16]
+    return [
+        row
+        for row in own
+        if row["num_nodes"] == "1" or row["placement"] + row["num_replicas"] in kept
+    ]
+
+
+def test_steps_are_met(source: ModuleType, tmp_path: Path) -> None:
     """Median and 90th percentile of steps, mean of waiting parts, as published, little rounded."""
-    found = source.cases(DATA / source.ABOUT.folder)
-    for name, median, p90, idle in FIGURES[source.SOURCE]:
-        assert error(found, name, 0.5) < median
-        assert error(found, name, 0.9) < p90
+    every = rows(DATA / source.ABOUT.folder / placements.FILE)
+    for split, cluster, median, p90, idle in FIGURES[source.SOURCE]:
+        found = source.cases(write(tmp_path, some(every, cluster)))
+        name = f"{source.SOURCE}/{split}" + (f"-{cluster}" if cluster else "")
+        assert error(found, name, 0.5) < 1.2 * median
+        assert error(found, name, 0.9) < 1.2 * p90
         waits = [abs(case.error) for case in pool(found, f"{name}:idle")]
-        assert np.mean(waits) < idle
+        assert np.mean(waits) < 1.2 * idle
         assert covered(found, name) > 0.84
         naive = [
             float(np.median([abs(case.error_of(case.others[other])) for case in pool(found, name)]))
@@ -96,22 +105,23 @@ def test_what_is_predicted_is_never_fitted_to(key: str, tmp_path: Path) -> None:
     folder = DATA / pollux.ABOUT.folder
     if not (folder / placements.FILE).is_file():
         pytest.skip("the measured steps are not at hand")
-    kept = fitted.read("pollux", placements.Entry)[key]
+    kept = fitted.read("pollux", placements.Entry)[key].fit.cluster
 
-    def refitted(changed: Callable[[dict[str, str]], bool]) -> dict[str, float]:
+    def refitted(changed: Callable[[dict[str, str]], bool]) -> pm.Cluster:
         def twice(row: dict[str, str]) -> dict[str, str]:
             factor = 2.0 if changed(row) else 1.0
             return row | {"step_time_s": str(factor * float(row["step_time_s"]))}
 
         write(tmp_path, map(twice, rows(folder / placements.FILE)))
         out = key[2:].split("+")
-        used = [row for row in placements.read(tmp_path) if row.model not in out]
-        return placements.fitted_to(used).parameters
+        (own,) = placements.read(tmp_path).values()
+        used = placements.trainings(row for row in own if row.model not in out)
+        return calibrate_placements(list(used.values()), *pollux.TABLES.expected("")).cluster
 
     same = refitted(lambda row: row["model"] in key)
-    assert same == pytest.approx(kept.fit.parameters, rel=0.02)
+    assert same.nic.efficiency == pytest.approx(kept.nic.efficiency, rel=1e-3)
     other = refitted(lambda row: row["model"] == "yolov3" and row["num_nodes"] != "1")
-    assert other != pytest.approx(kept.fit.parameters, rel=0.1)
+    assert other.nic.efficiency != pytest.approx(kept.nic.efficiency, rel=0.02)
 
 
 # -- other steps -----------------------------------------------------------------------------------
@@ -123,7 +133,7 @@ COMPUTING = {"cifar10": 1e-3, "yolov3": 40e-3, "ncf": 0.2e-3, "bert": 20e-3, "ne
 def row(model: str, placement: str, batch: int, nodes: int = 0, devices: int = 0) -> dict[str, str]:
     """A step with a network of 1 GB/s, of which half is hidden."""
     counts = [int(digit) for digit in placement] or [devices // nodes] * nodes
-    size = placements.DNNS[model].parameters * 4 if model in placements.DNNS else 4e6
+    size = placements.DNNS[model][0] * 4 if model in placements.DNNS else 4e6
     computing = 0.01 + COMPUTING[model] * batch
     n, several = sum(counts), len(counts)
     ring = 2.0 * (several - 1) / several * 1e-9 if several > 1 else 2.0 * (n - 1) / n * 0.3e-9
@@ -221,7 +231,7 @@ def test_what_cannot_be_predicted_is_named(own: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().err
     assert "parameters are not known, left out: new on any" in said
     assert "no step on one device, left out: bert" in said
-    assert "steps on one node are those fitted: ncf" in said
+    assert "no run with one GPU, taken from the fits: ncf on any" in said
     assert not [case for case in found if case.name.startswith(("new", "bert"))]
     alone = [case for case in pool(found, "pollux/a") if case.name.startswith("ncf")]
     assert len(alone) == 12
@@ -238,11 +248,11 @@ def test_steps_on_one_node_are_not_predicted_from_themselves(own: Path) -> None:
 
 
 def test_what_tcp_delivers_is_between_a_part_and_a_rate() -> None:
-    slow, fast = (placements.Cluster("", gbit * 1e9 / 8) for gbit in (1, 100))
-    assert fast.delivered_bytes_per_s == pytest.approx(math.sqrt(1.3e9 * 2.9e9))
-    assert slow.delivered_bytes_per_s < 1e9 / 8
-    limited = placements.Cluster("", 100e9 / 8, flow_bytes_per_s=0.5e9)
-    assert limited.delivered_bytes_per_s == pytest.approx(0.5e9)
+    slow, fast = (placements.ethernet("", g * 1e9 / 8, g * 1e9 / 8).nic for g in (1, 100))
+    assert fast.goodput_bytes_per_s == pytest.approx((1.3e9 * 2.9e9) ** 0.5)
+    assert slow.goodput_bytes_per_s < 1e9 / 8
+    limited = placements.ethernet("", 100e9 / 8, 0.5e9).nic
+    assert limited.goodput_bytes_per_s == pytest.approx(0.5e9)
 
 
 def test_another_cluster_is_predicted_from_nominal_links(own: Path) -> None:
