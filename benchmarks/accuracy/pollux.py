@@ -41,39 +41,30 @@ ABOUT = About(
         "all": Split("all rows at hand", "other rows of the same DNNs: more nodes"),
     },
     remarks="""\
-Mechanisms: one ring of all devices whose slowest link counts; one path only between two nodes,
-which makes them slower than three; what devices of a node share beyond the link. Of each DNN:
-overlap that is imperfect, and how early in backward its gradients are ready; computing that grows
-with the devices of a node, and with the largest of many times; bytes that take more in one DNN
-than in another, of which steps on one node tell a part. Links are fitted to the other DNNs, traits
-of a DNN only to its own steps on one node, if any, and are else those of most DNNs.
+Every step is `predict` of a job: an all-reduce on one ring of all devices, on a cluster whose links
+are fitted to the other DNNs, of a workload of equal messages. Two nodes have one path between them
+(`pair_efficiency`), which makes them slower than three. Of each DNN: which part of computing hides
+the exchange, in how many messages, and what its bytes take more than those of others, from its own
+steps on one node, if any, and else as of most DNNs; computing as measured on as many devices of one
+node. The simulation and the formulas agree to rounding.
 
-The formula itself, fitted to all rows, misses them by 4.6 % (median) and 14 % (90 %): equal
-placements in another order differ by 3 to 7 %, neighbouring batches of ResNet-18 and NeuMF by 6 to
-8 % beyond any trend. What is worse in *a* is what steps on one node cannot tell. YOLOv3 hides a
-third of computing where others hide half and more, on this and on the other cluster; the little
-that it exchanges on one node does not show it. DeepSpeech2 waits on one node for its slowest
-device rather than for bytes, and half of it is taken for slow bytes: 12 % too long, and the mean
-error of the waiting part is 5.6 points for that. In *b*, NeuMF is predicted 17 % too long and
-YOLOv3 17 % too short, as each fold knows two other DNNs. The waiting part is that of the first
-device; with uneven placements some of its waiting is within what was measured as computing.
+YOLOv3 hides a third of computing where others hide half and more, on this and on the other cluster;
+the little that it exchanges on one node does not show it. In *b* it is predicted 20 % too short, as
+each fold knows two other DNNs. The waiting part was measured on the first device; with uneven
+placements some of its waiting is within what was measured as computing. Equal placements in another
+order differ by 3 to 7 %, neighbouring batches of ResNet-18 and NeuMF by 6 to 8 % beyond any trend.
 
 *a-strict* takes the geometric middle of what TCP was seen to deliver of 100 Gbit/s, as a part of
-this link at the least and as a rate, or one flow, at the most. What was fitted is half of that
-between two nodes, and three quarters between three.
+this link at the least and as a rate, or one flow, at the most. What was fitted is less.
 
-Growth beyond three nodes is theory: ring steps and bytes, and the largest of more times; intervals
-widen with every doubling. The form was chosen by what it does to DNNs left out on this cluster and
-on rtx of Sia together, and so having seen predicted rows of both: the ring of all devices instead
-of one of nodes, computing as measured instead of derived, traits of each DNN instead of common
-ones (a common size exponent, contention, hidden part, sharpness and variation went), half of
-misses on one node kept (0.3 to 0.7 do as well). So was how much of a DNN's difference on one node
-holds for the network (0.3 to 0.5 do as well; before, 0.4 to 1.0 were tried). About ninety variants
-were tried, so that figures on other rows may be a little worse. The spreads of traits, and so the
-width of intervals, are of the size found in all rows of both; they were wider before, and the
-noise expected of a cluster that nobody measured less, when coverage had been seen. Of the first
-form it holds still: one factor for two nodes, which part of backward each DNN can hide behind, the
-spread expected of latencies, that contention is of each DNN and part of the interval in *b*.
+Growth beyond three nodes is theory: ring steps and bytes; intervals widen with every doubling, by
+what steps on three nodes were off when those on fewer predicted them. Spreads are learnt from DNNs
+that were left out. The form was chosen by what it does to DNNs left out on this cluster and on rtx
+of Sia together, and so having seen predicted rows of both: messages of each DNN took the place of
+its variation and of what devices of a node share beyond the link; half of misses on one node kept
+(0.3 to 0.7 do as well); how much of a DNN's difference on one node holds for the network (0.3 to
+0.5 do as well). About a hundred variants were tried, so that figures on other rows may be a little
+worse.
 """,
 )
 

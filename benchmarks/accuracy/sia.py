@@ -52,25 +52,18 @@ ABOUT = About(
         "all-CLUSTER": Split("all rows at hand", "other rows of the same DNNs: more nodes"),
     },
     remarks="""\
-Mechanisms as of Pollux. On rtx the formula itself, fitted to all rows, misses them by 3.4 %
-(median) and 11 % (90 %), so that *a* is about as good as it can be; the worst are NeuMF's steps of
-10 to 30 ms, which hang on latencies. In *b* it is DeepSpeech2: its computing on eight devices of
-one node lasts twice that on one, as loading data takes the processors that all devices share, and
-no other DNN tells so. Nothing of a loader is carried from one DNN to another: computing grows by
-what a DNN's own steps say, and the interval says how much it may. YOLOv3 computes a seventh to a
-third faster in company than alone on rtx, as loading gets ahead while it waits, so that *b* says
-too little waiting.
+Mechanisms as of Pollux. On rtx the worst are NeuMF's steps of 10 to 30 ms, which hang on latencies:
+its messages are many. In *b* it is DeepSpeech2: its computing on eight devices of one node lasts
+twice that on one, as loading data takes the processors that all devices share, and no other DNN
+tells so. Computing grows by what a DNN's own steps say, and the interval says how much it may.
+YOLOv3 computes a seventh to a third faster in company than alone on rtx, as loading gets ahead
+while it waits, so that *b* says too little waiting.
 
 On dgx a step on one node grows with its devices though next to nothing is waited for: the loader
-again. *b* knows nothing of it and comes out where ideal scaling does, a little worse in the median
-and better at 90 %. NeuMF is too long there, as YOLOv3's stalls on several nodes look like a slower
-network. quad has one node, and only *b*. *a-strict-rtx* covers all steps: one network is one draw
-from what TCP may deliver, and this one is near the middle.
-
-On several nodes only two were seen, so that what a third adds is theory. The choices made having
-seen predicted rows are those of Pollux; on dgx also that InfiniBand and NVLink are expected to be
-about nominal, and how firmly (a spread of a fifth; a half and more let YOLOv3's stalls pass for
-the network).
+again. *b* knows nothing of it and comes out where ideal scaling does. quad has one node, and only
+*b*. On several nodes only two were seen, so that what a third adds is theory. The choices made
+having seen predicted rows are those of Pollux; on dgx also that InfiniBand and NVLink are expected
+to be about nominal, and how firmly.
 """,
 )
 

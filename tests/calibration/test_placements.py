@@ -269,8 +269,8 @@ def test_mistakes_are_named() -> None:
         training("small", SEVERAL)
     with pytest.raises(pm.InputError, match="more than one of a name: small, small"):
         calibrate_placements([small, small], EXPECTED)
+    bus = msgspec.structs.replace(EXPECTED, intra_node=None)
     with pytest.raises(pm.InputError, match="cluster: intra_node of kind per_device is needed"):
-        bus = msgspec.structs.replace(EXPECTED, intra_node=None)
         calibrate_placements([small], bus)
     with pytest.raises(pm.InputError, match="unknown fitted link 'latency'"):
         calibrate_placements([small], EXPECTED, {"latency": 0.1})

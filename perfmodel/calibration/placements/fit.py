@@ -281,14 +281,20 @@ class _Measured:
 def _left_out(
     measured: _Measured, trainings: Sequence[Training], point: Floats, index: int
 ) -> Left:
-    """How far a DNN's steps on several nodes are off where other DNNs tell the links."""
+    """How far a DNN's steps on several nodes are off where other DNNs tell the links.
+
+    Those on several devices of one node, if there are no others.
+    """
     training, links = trainings[index], measured.without(index, point)
     alone = tuple(step for step in training.steps if len(step.devices) == 1)
     several = [step for step in training.steps if len(step.devices) > 1]
+    away = bool(several)
+    several = several or [step for step in training.steps if sum(step.devices) > 1]
     known = msgspec.structs.replace(training, steps=alone)
     own, cluster = OneNode(known), with_links(measured.cluster, links)
     steps = np.array([step.step_s for step in several])
-    node = formula_s(cluster, _own_traits(cluster, Spreads(), known), own, several)
+    traits = _own_traits(cluster, Spreads(), known) if away else Traits()
+    node = formula_s(cluster, traits, own, several)
     device, *changed = (
         formula_s(some, Traits(bytes=factor), own, several)
         for some, factor in [
