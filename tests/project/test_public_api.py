@@ -188,6 +188,7 @@ PREDICTION: dict[str, Any] = {
                 "devices_on_nodes": [WHOLE],
                 "intra_node": NOTHING,
                 "core_oversubscription": NUMBER + NOTHING,
+                "pair_efficiency": NUMBER,
                 "cpu_cores": WHOLE + NOTHING,
                 "worker_threads": WHOLE + NOTHING,
                 "server": {
