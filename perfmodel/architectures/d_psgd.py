@@ -79,8 +79,9 @@ def _add_exchange(
     """Send each worker's model to its neighbours; average when all have been sent and received."""
     network = add_network(b, job, fold=fold)
     to = neighbours(job.workers)[: len(begin)]
-    path = network.path(workers.index[:, None], to)
-    latency_s = network.latency_s(workers.index[:, None], to)
+    ends = workers.index[:, None], to
+    path, latency_s = network.path(*ends), network.latency_s(*ends)
+    flow = network.flow(*ends)
     if fold:  # its neighbours are like it
         to = np.zeros_like(to)
     send = b.ops(
@@ -88,6 +89,7 @@ def _add_exchange(
         to.shape,
         bytes=job.workload.gradient_bytes,
         path=path,
+        rate_cap_bytes_per_s=flow,
         latency_s=latency_s,
         group=workers.index[:, None],
         axes=(("worker", None), ("to", ["to the next", "to the previous"])),

@@ -125,6 +125,7 @@ def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
             (job.workers, len(home)),
             bytes=job.workload.gradient_bytes / len(home),
             path=network.path(source, target),
+            rate_cap_bytes_per_s=network.flow(source, target),
             latency_s=network.latency_s(source, target),
             group=np.arange(job.workers)[:, None],
             axes=AXES,

@@ -165,6 +165,7 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
     away, sharing = apart / others, q.on_a_nic(q.fullest)
     link_s = q.gradient_bytes / q.bandwidth_bytes_per_s
     inside_s = q.gradient_bytes / q.inside_bandwidth_bytes_per_s
+    flow_s = q.gradient_bytes / q.flow_bytes_per_s
     beside = q.fullest - 1.0
     use = Use(
         away * sharing * link_s,
@@ -172,7 +173,8 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
         (1.0 - away) * inside_s * (q.fullest if q.bus else 1.0),
     )
     if is_symbol(q.workers):  # one to a node
-        return use, away * link_s * (1.0 + maximum(q.workers - 2.0, 0.0) / others)
+        met = 1.0 + maximum(q.workers - 2.0, 0.0) / others
+        return use, away * maximum(link_s * met, flow_s)
     part, sending = away, 0.0
     for _ in range(ROUNDS):
         out = 1.0 + (sharing - 1.0) * part
@@ -180,7 +182,7 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
         met = 1.0 + (1.0 - part) * (
             beside if q.bus else maximum(beside - 1.0, 0.0) / maximum(beside, 1.0)
         )
-        between = away * link_s * maximum(out, into)
+        between = away * maximum(link_s * maximum(out, into), flow_s)
         sending = between + (1.0 - away) * inside_s * met
         part = where(sending > 0.0, between / where(sending > 0.0, sending, 1.0), away)
     return use, sending
@@ -190,7 +192,12 @@ def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation: where no worker sends."""
     silent = job.workers == 1 or Options.of(job).probability == 0.0
     data = job.workload.data_loading_s == 0.0
-    return silent and data and steady(job) and left_out(job) is None
+    return silent and data and steady(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    return left_out(job, connections=False)
 
 
 def model_age(job: Job) -> ModelAge | None:
@@ -227,5 +234,5 @@ ARCHITECTURE = Architecture(
         {"probability": 0.5, "queue": 2, "merge_per_model_s": 0.1},
         {"probability": 1, "queue": 1, "merge_per_model_s": 0.1},
     ),
-    coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -150,6 +150,7 @@ class _Lines:
         self._shape = (n, members - 1)
         self._path = network.path(self._source[:, None], target)
         self._latency_s = network.latency_s(self._source[:, None], target)
+        self._flow = network.flow(self._source[:, None], target)
         self._connection, self._units = self._options.connections(
             b, "connection of", self._shape, self._sent, place=workers.node[:, None],
             axes=(("worker", None), ("peer", None)),
@@ -168,6 +169,7 @@ class _Lines:
             (*self._shape, len(messages.layer)),
             bytes=self._sent / parts,
             path=self._path[:, :, None],
+            rate_cap_bytes_per_s=self._flow[:, :, None],
             latency_s=self._latency_s[:, :, None],
             slot=self._connection[:, :, None],
             units=self._units,
@@ -307,7 +309,10 @@ def _paths(q: Quantities) -> list[tuple[Quantity, Quantity]]:
     counts = (q.fullest, q.emptiest) if q.nics_per_node > 1 else (q.fullest,)
     flows = [q.on_a_nic(count) * maximum(q.workers - count, 0.0) for count in counts]
     away = functools.reduce(maximum, flows)
-    found = [(away / q.bandwidth_bytes_per_s, where(away > 0, q.latency_s, 0.0))]
+    flow_s = where(away > 0, 1.0 / q.flow_bytes_per_s, 0.0)
+    found = [
+        (maximum(away / q.bandwidth_bytes_per_s, flow_s), where(away > 0, q.latency_s, 0.0))
+    ]
     if is_symbol(q.workers):  # one to a node
         return [(found[0][0], q.latency_s)]
     beside = q.fullest - 1.0
@@ -334,7 +339,9 @@ def leaves_out(job: Job) -> str | None:
     options = Options.of(job)
     several = options.transmission != "fifo"
     return left_out(
-        job, {f"transmission={options.transmission}": several, "credit": options.credit_bytes > 0.0}
+        job,
+        {f"transmission={options.transmission}": several, "credit": options.credit_bytes > 0.0},
+        connections=False,
     )
 
 

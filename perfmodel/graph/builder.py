@@ -266,12 +266,13 @@ class GraphBuilder:
         paths: ArrayLike | None = None,
         slots: ArrayLike | None = None,
         latency_s: ArrayLike = 0.0,
+        rate_cap_bytes_per_s: ArrayLike = math.inf,
     ) -> None:
         """Let each of ``ops`` (ops,) draw a path and a slot at random in each iteration.
 
-        ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives) and ``latency_s``
-        broadcast. Given values replace those of the op. Ops that share a stream take the
-        alternative of the same number.
+        ``paths`` (ops, alternatives, links), ``slots`` (ops, alternatives), ``latency_s`` and
+        ``rate_cap_bytes_per_s`` broadcast. Given values replace those of the op. Ops that share a
+        stream take the alternative of the same number.
         """
         flat = ops.ravel()
         several = np.asarray(NONE if paths is None else paths, np.int64)
@@ -280,7 +281,9 @@ class GraphBuilder:
             several.shape[-2] if several.ndim > 1 else 1, held.shape[-1] if held.ndim else 1
         )
         shape = (flat.size, count)
-        route, path_latency_s = self._route("choice", shape, several, 1.0, math.inf, 1.0)
+        route, path_latency_s = self._route(
+            "choice", shape, several, 1.0, rate_cap_bytes_per_s, 1.0
+        )
         self._rules.append(
             Choice(
                 flat,

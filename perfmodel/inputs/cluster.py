@@ -217,6 +217,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     handover : device time to hand gradients over to the network.
     queue_bytes : buffer in front of a node's link; when it overflows packets are lost, and senders
         get unequal shares of the link (:mod:`perfmodel.theory.incast`). None for equal shares.
+    flow_bytes_per_s : the most that one connection between two nodes carries, as where a single
+        core copies what it receives; several connections share the links as ever. Messages that
+        share a connection have it each. None where only links limit.
     calibration : how well the values are known that were fitted to measured steps; None where none
         were.
     """
@@ -241,6 +244,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     loaders_per_node: float | None = None
     handover: Handover = Handover()
     queue_bytes: float | None = None
+    flow_bytes_per_s: float | None = None
     calibration: Calibration | None = None
     source: Source
 
@@ -258,6 +262,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             number("loaders_per_node", self.loaders_per_node, at_least=1.0)
         if self.queue_bytes is not None:
             number("queue_bytes", self.queue_bytes, above=0.0)
+        if self.flow_bytes_per_s is not None:
+            number("flow_bytes_per_s", self.flow_bytes_per_s, above=0.0)
         if self.nodes is not None:
             whole_number("nodes", self.nodes)
         if self.core_oversubscription is not None:

@@ -63,6 +63,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     cv, kind : coefficient of variation of a worker's computation, and its distribution.
     layers : of the model, or the model as a whole.
     classes : of workers, where these differ; empty where all are alike.
+    flow_bytes_per_s : the most that one connection between nodes carries; inf if only links limit.
     corrected : whether queueing is corrected for service times of small variance.
     collectives : those measured; others take the closed form of a ring.
     """
@@ -99,6 +100,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     nics_per_node: int = 1
     bus: bool = True
     least_bytes_per_s: float | None = None
+    flow_bytes_per_s: Quantity = math.inf
 
     @property
     def at_once_bytes_per_s(self) -> Quantity:
@@ -332,6 +334,7 @@ def quantities_of(job: Job) -> Quantities:
         )
         if cluster.overrides
         else None,
+        flow_bytes_per_s=cluster.flow_bytes_per_s or math.inf,
     )
 
 

@@ -203,6 +203,7 @@ PREDICTION: dict[str, Any] = {
                 "loaders_per_node": NUMBER + NOTHING,
                 "handover": {"per_tensor_s": NUMBER, "per_byte_s": NUMBER},
                 "queue_bytes": NUMBER + NOTHING,
+                "flow_bytes_per_s": NUMBER + NOTHING,
                 "calibration": NOTHING,
                 "source": SOURCE,
             },

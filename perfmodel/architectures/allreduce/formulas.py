@@ -111,7 +111,7 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """The first feature of a job that the coarse model leaves out; None if there is none."""
-    return left_out(job, core=False)
+    return left_out(job, core=False, connections=False)
 
 
 def _shares(job: Job) -> tuple[list[float], list[int]]:

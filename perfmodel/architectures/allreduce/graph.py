@@ -209,6 +209,7 @@ def _add_ring_sends(
             bytes=part[:, None],
             seconds=part[:, None] * adding,
             path=network.path(worker, following[:n])[:, None, None],
+            rate_cap_bytes_per_s=network.flow(worker, following[:n])[:, None, None],
             latency_s=network.latency_s(worker, following[:n])[:, None, None],
             slot=line[:, None, None],
             group=worker[:, None, None],

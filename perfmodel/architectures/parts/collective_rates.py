@@ -31,11 +31,13 @@ def most_of(options: Reduction) -> int:
 class Ring(msgspec.Struct, frozen=True, eq=False):
     """A ring through all workers, or several where nodes have several NICs.
 
-    ``use`` is the busy time for each byte that a worker sends, ``hop_s`` the latency of a step.
+    ``use`` is the busy time for each byte that a worker sends, ``hop_s`` the latency of a step,
+    ``flow_s`` the least time of a connection for each byte.
     """
 
     use: Use
     hop_s: Quantity
+    flow_s: Quantity = 0.0
 
     @classmethod
     def of(cls, q: Quantities) -> Ring:
@@ -55,11 +57,12 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
                 inside / q.inside_bandwidth_bytes_per_s,
             ),
             q.hop_s,
+            where(away, 1.0 / (rings * q.flow_bytes_per_s), 0.0),
         )
 
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
         """Rate of a collective in which each worker sends ``moved`` bytes per byte of its size."""
-        slowest_s = maximum(self.use.nic_s, self.use.core_s, self.use.inside_s)
+        slowest_s = maximum(self.use.nic_s, self.use.core_s, self.use.inside_s, self.flow_s)
         added = {**figures, "bandwidth_bytes_per_s": math.inf}
         startup_s = cost(size_bytes=0.0, latency_s=self.hop_s, **added)
         per_byte_s = moved * slowest_s + cost(size_bytes=1.0, latency_s=0.0, **added)
@@ -122,7 +125,11 @@ def _closed(q: Quantities, options: Reduction) -> Rate:
     """By closed forms, with all workers of a node sending at once."""
     away, g = q.nodes > 1, q.fullest
     gamma = options.reduce_per_byte_s
-    share = minimum(q.bandwidth_bytes_per_s / q.on_a_nic(g), q.core_bandwidth_bytes_per_s / g)
+    share = minimum(
+        q.bandwidth_bytes_per_s / q.on_a_nic(g),
+        q.core_bandwidth_bytes_per_s / g,
+        q.flow_bytes_per_s,
+    )
     inside = q.inside_bandwidth_bytes_per_s / (g if q.bus else 1)
     each = {
         "ranks": q.workers,
@@ -202,6 +209,7 @@ def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) 
 
     columns = [over(v, b) for v, b in zip((rounds.nic, rounds.core, rounds.inside), links,
                                           strict=True)]  # fmt: skip
+    columns.append(over(rounds.apart, q.flow_bytes_per_s))
     moving = _total(rounds.times, columns)
     hops = [times(rounds.away, q.latency_s), times(rounds.within, q.inside_latency_s)]
     added = options.reduce_per_byte_s * float(rounds.times @ rounds.added)

@@ -101,6 +101,7 @@ def add_sends(
         bytes=moved,
         seconds=np.where(each.adds, moved * reduce_per_byte_s, 0.0),
         path=network.path(source, target)[None],
+        rate_cap_bytes_per_s=network.flow(source, target),
         latency_s=network.latency_s(source, target),
         group=each.source,
         axes=(("bucket", None), ("send", None)),

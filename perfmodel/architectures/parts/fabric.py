@@ -44,6 +44,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     latency_s : of each node's links to the network, (nodes,).
     inside_latency_s : between two ends on one node.
     bus : whether devices of a node share one link inside it.
+    flow_bytes_per_s : the most that one connection between two nodes carries.
     """
 
     place: Ids
@@ -55,6 +56,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     latency_s: Floats
     inside_latency_s: float
     bus: bool
+    flow_bytes_per_s: float = math.inf
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int, homes: Sequence[int] | Ids = ()) -> Fabric:
@@ -87,6 +89,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
             latency_s=latency_s,
             inside_latency_s=0.0 if inside is None else inside.latency_s,
             bus=bus,
+            flow_bytes_per_s=cluster.flow_bytes_per_s or math.inf,
         )
 
     @property
@@ -131,6 +134,11 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
             axis=-1,
         )
         return np.where((path != NONE) & np.isfinite(self.capacity[path]), path, NONE)
+
+    def flow_between(self, source: ArrayLike, target: ArrayLike) -> Floats:
+        """The most that one connection carries from one end to another (broadcast), bytes/s."""
+        a, z = np.broadcast_arrays(source, target)
+        return np.where(self.place[a] != self.place[z], self.flow_bytes_per_s, math.inf)
 
     def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """One-way latency from one end to another (broadcast): the greater of the two nodes'."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -87,18 +89,22 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
         near, far = self.worker[:, None], self.candidates
         source, target = (far, near) if reply else (near, far)
         paths, latency_s = network.path(source, target), network.latency_s(source, target)
+        flow = network.flow(source, target)
         alone = self.candidates.shape[1] == 1
         sent = b.ops(
             label,
             self.worker.shape,
             bytes=job.workload.gradient_bytes,
             path=paths[:, 0] if alone else None,
+            rate_cap_bytes_per_s=flow[:, 0] if alone else math.inf,
             latency_s=latency_s[:, 0] if alone else 0.0,
             group=self.worker,
             axes=(self.axis,),
         )
         if not alone:
-            b.choose(sent, draw=self.draw, paths=paths, latency_s=latency_s)
+            b.choose(
+                sent, draw=self.draw, paths=paths, latency_s=latency_s, rate_cap_bytes_per_s=flow
+            )
         return sent
 
     def when_drawn(self, b: GraphBuilder, label: str, probability: float = 1.0) -> Ids:

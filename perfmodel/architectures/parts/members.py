@@ -42,16 +42,17 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         size = len(self.fabric.capacity)
         return np.bincount(path[used], weight[used], minlength=size).astype(np.float64)
 
-    def around(self) -> tuple[Floats, float]:
-        """Bytes over each link where each member sends one byte round the rings, (links,), and the
-        greatest latency of a hop."""
+    def around(self) -> tuple[Floats, float, float]:
+        """Where each member sends one byte round the rings: bytes over each link, (links,), the
+        greatest latency of a hop, and the least seconds of a connection."""
         rings = self.fabric.rings(self.count)
         source, target = rings.ravel(), np.roll(rings, -1, axis=1).ravel()
         if self.count == 1:
-            return np.zeros(len(self.fabric.capacity)), 0.0
+            return np.zeros(len(self.fabric.capacity)), 0.0, 0.0
         path = self.fabric.path(source, target)
         part = np.full(len(source), 1.0 / len(rings))
-        return self.loads(path, part), float(self.fabric.between_s(source, target).max())
+        flow_s = float((part / self.fabric.flow_between(source, target)).max())
+        return self.loads(path, part), float(self.fabric.between_s(source, target).max()), flow_s
 
 
 class Cost(msgspec.Struct, frozen=True, eq=False):
@@ -109,8 +110,8 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
 
 def ring_cost(members: Members, moved: Floats, steps: int, added_s: Floats) -> Cost:
     """Cost of rings on which each member sends ``moved`` bytes (sizes,) in so many steps."""
-    loads, hop_s = members.around()
-    moving_s = moved * float((loads / members.fabric.capacity).max())
+    loads, hop_s, flow_s = members.around()
+    moving_s = moved * max(float((loads / members.fabric.capacity).max()), flow_s)
     return Cost.of(moved, _limited(members, loads), steps * hop_s + added_s, moving_s)
 
 
@@ -119,7 +120,7 @@ def measured_cost(members: Members, moved: Floats, startup_s: Floats, moving_s: 
 
     Loads are capped at what links can carry in that time, so that idle links never lengthen it.
     """
-    loads, _ = members.around()
+    loads, _, _ = members.around()
     slowest_s = float((loads / members.fabric.capacity).max())
     passing = moving_s / slowest_s if slowest_s > 0.0 else moved
     return Cost.of(np.minimum(moved, passing), _limited(members, loads), startup_s, moving_s)
@@ -134,7 +135,8 @@ def scheduled_cost(
     latency_s = adding_s = moving_s = 0.0
     for step in rounds_of(members, schedule):
         total += step.times * step.loads
-        moving_s += step.times * float((step.loads / fabric.capacity).max())
+        flow_s = step.apart / fabric.flow_bytes_per_s
+        moving_s += step.times * max(float((step.loads / fabric.capacity).max()), flow_s)
         latency_s += step.times * float(step.hop_s.max())
         adding_s += step.times * step.added * reduce_per_byte_s
     return Cost.of(sizes, _limited(members, total), latency_s + sizes * adding_s, sizes * moving_s)
@@ -143,12 +145,14 @@ def scheduled_cost(
 class Round(msgspec.Struct, frozen=True, eq=False):
     """Concurrent sends, repeated ``times`` times in a row.
 
-    ``loads`` (links,) are bytes over each link, and ``added`` the most bytes that a member adds,
-    per byte to be reduced; ``hop_s`` (sends,) their latencies.
+    ``loads`` (links,) are bytes over each link, ``apart`` the most of a send between nodes, and
+    ``added`` the most bytes that a member adds, per byte to be reduced; ``hop_s`` (sends,) their
+    latencies.
     """
 
     times: int
     loads: Floats
+    apart: float
     added: float
     hop_s: Floats
 
@@ -158,11 +162,14 @@ def rounds_of(members: Members, schedule: Schedule) -> list[Round]:
     path = members.fabric.path(schedule.source, schedule.target)
     hop_s = members.fabric.between_s(schedule.source, schedule.target)
     added = np.where(schedule.adds, schedule.part, 0.0)
+    place = members.fabric.place
+    apart = np.where(place[schedule.source] != place[schedule.target], schedule.part, 0.0)
     bounds = np.searchsorted(schedule.round, np.arange(len(schedule.repeat) + 1)).tolist()
     return [
         Round(
             times,
             members.loads(path[low:high], schedule.part[low:high]),
+            float(apart[low:high].max()),
             float(added[low:high].max()),
             hop_s[low:high],
         )

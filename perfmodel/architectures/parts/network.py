@@ -69,6 +69,10 @@ class Network:
         """Links from one end to another (broadcast), padded with NONE."""
         return self.ids(self.fabric.path(source, target))
 
+    def flow(self, source: ArrayLike, target: ArrayLike) -> Floats:
+        """The most that one connection carries from one end to another (broadcast), bytes/s."""
+        return self.fabric.flow_between(source, target)
+
     def latency_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """One-way latency from one end to another (broadcast): the greater of the two nodes'."""
         return self.fabric.between_s(source, target)

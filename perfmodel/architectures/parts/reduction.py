@@ -221,6 +221,7 @@ class Rounds(msgspec.Struct, frozen=True, eq=False):
     times : repetitions of each round.
     nic, core, inside : bytes over the busiest link of a node to the network; over the core, divided
         by the number of nodes; over the busiest link inside a node.
+    apart : bytes of the largest send between nodes.
     away, within : 1 where something is sent between nodes, or inside one.
     added : the most bytes that a member adds.
     totals : bytes over the busiest link of each of these kinds in all rounds together, (3,).
@@ -230,6 +231,7 @@ class Rounds(msgspec.Struct, frozen=True, eq=False):
     nic: Floats
     core: Floats
     inside: Floats
+    apart: Floats
     away: Floats
     within: Floats
     added: Floats
@@ -268,7 +270,7 @@ def rounds_among(shape: Cluster, workers: int, options: Reduction) -> Rounds:
     for step in rounds_of(members, schedule_of(members, options)):
         total += step.times * step.loads
         kinds = [float((step.hop_s > 0.0).any()), float((step.hop_s == 0.0).any())]
-        rows.append([*busiest(step.loads), *kinds, step.added])
+        rows.append([*busiest(step.loads), step.apart, *kinds, step.added])
         times.append(step.times)
     unique, index = np.unique(rows, axis=0, return_inverse=True)
     count = np.bincount(index.ravel(), times).astype(np.float64)

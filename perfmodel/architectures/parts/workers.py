@@ -147,16 +147,22 @@ def steady(job: Job) -> bool:
 
 
 def left_out(
-    job: Job, beyond: Mapping[str, bool] | None = None, *, core: bool = True
+    job: Job,
+    beyond: Mapping[str, bool] | None = None,
+    *,
+    core: bool = True,
+    connections: bool = True,
 ) -> str | None:
     """The first feature of a job that a coarse model leaves out; None if there is none.
 
-    These are shared processor cores, with ``core`` an oversubscribed network core, and the features
-    in ``beyond``, by name, that are true.
+    These are shared processor cores, with ``core`` an oversubscribed network core, with
+    ``connections`` their greatest rate, and the features in ``beyond``, by name, that are true.
     """
     known = {
         "workers that share cores": job.cluster.worker_threads is not None,
         "a core that limits": core and job.cluster.core_oversubscription is not None,
+        "flow_bytes_per_s of the cluster": connections
+        and job.cluster.flow_bytes_per_s is not None,
         **(beyond or {}),
     }
     return next((text for text, there in known.items() if there), None)

@@ -29,6 +29,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
     ----------
     own_s, shared_s : transfer time of each byte on the worker's own link, without contention, and
         on a server's.
+    flow_s : least transfer time of each byte on the connection to a server.
     beside : other workers of the node, which send over the same link.
     fullest : fraction of the model on the fullest server.
     lockstep : 1 where most of the model is cut evenly over all servers, so that asynchronous
@@ -42,6 +43,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
 
     own_s: Quantity
     shared_s: Quantity
+    flow_s: Quantity
     beside: Quantity
     fullest: Quantity
     lockstep: float
@@ -75,6 +77,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
         return cls(
             own_s=1.0 / q.bandwidth_bytes_per_s,
             shared_s=1.0 / q.server_bandwidth_bytes_per_s,
+            flow_s=1.0 / q.flow_bytes_per_s,
             beside=0.0 if options.local_aggregation else q.on_a_nic(q.fullest) - 1.0,
             fullest=fullest,
             lockstep=lockstep,

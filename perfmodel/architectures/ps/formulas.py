@@ -147,11 +147,11 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
     least = minimum(late, 1.0) if options.backup_workers and q.classes else 1.0
     if options.overlap or options.duplex:
         # the rate from all servers together is at most that of the worker's own link
-        pull_s = maximum(own_pulling_s / d.fullest, pulling_s)
+        pull_s = maximum(own_pulling_s / d.fullest, pulling_s, d.flow_s)
         # an update uses one of several threads
         longer = maximum(d.threads / updating, 1.0)
         stages = [
-            Stage(0.0, d.sent * maximum(own_pushing_s / d.fullest, pushing_s)),
+            Stage(0.0, d.sent * maximum(own_pushing_s / d.fullest, pushing_s, d.flow_s)),
             Stage(updating * d.per_tensor_s, updating * d.per_byte_s, longer),
         ]
         if options.duplex:
@@ -171,8 +171,8 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
             ends.append(ends[-1] + pulled)
         push, update, pull = (z - a for a, z in itertools.pairwise([computed, *ends]))
     else:
-        pull = m * maximum(own_pulling_s, d.fullest * pulling_s)
-        push = m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s)
+        pull = m * maximum(own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s)
+        push = m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s)
         update = maximum(updating * d.update_s, d.longest_s)
     if flows.in_step and not options.overlap and not q.alike and not is_symbol(q.workers):
         push, update = _one_by_one(q, late, push, update)
@@ -432,4 +432,5 @@ def leaves_out(job: Job) -> str | None:
             "unequal parts of a full link": job.cluster.queue_bytes is not None
             and job.workers > options.servers,
         },
+        connections=False,
     )

@@ -206,6 +206,7 @@ class _Builder:
             self.shape,
             bytes=size[order],
             path=self.network.path(*ends),
+            rate_cap_bytes_per_s=self.network.flow(*ends),
             weight=weight,
             latency_s=self.network.latency_s(*ends),
             slot=line,
