@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from benchmarks.accuracy import cifar, dnns, fitted, rows
+from benchmarks.accuracy import dnns, fitted, rows
 from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
 from perfmodel import make_job
 from perfmodel.base.errors import InputError, number, whole_number
@@ -33,6 +33,7 @@ from perfmodel.calibration.servers.asynchronous import (
 )
 from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Straggler
+from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 ABOUT = About(
     title="CM-DARE: asynchronous parameter server in the cloud",
@@ -58,8 +59,9 @@ compared: what their intervals add is learnt from another source, DL2.""",
 MOST_WORKERS: dict[str, float] = {"n3": 3, "n4": 4, "all": math.inf}
 """Most workers of the runs that each fit is of."""
 
-BATCH = 128
-"""Samples of one worker in a step."""
+BATCH, BYTES, LAYERS = 128, 4, 8
+"""Samples of one worker in a step, bytes of a parameter, and the equal layers that stand for those
+of a model."""
 
 CLUSTER = Cluster(
     name="cloud",
@@ -77,7 +79,8 @@ SPREAD, CAMPAIGNS = 0.03, 0.05
 """Standard deviations of equal runs, and between the campaigns of the two files, whose six common
 series differ by 1.2 to 18 %, with a median of 3.9 %."""
 
-PUBLISHED = ("v100", 7, 7 / 46.2, 0.14)
+PUBLISHED_DEVICE = "v100"
+PUBLISHED = [(7, 7 / 46.2, 0.14)]
 """46.2 steps/s of ResNet-32 with one server and seven V100 workers, software and cloud the same
 (Li, Walls, Xu, Guo, ICAC 2019, arXiv 1903.00045); campaigns differ by so much."""
 
@@ -220,7 +223,8 @@ def series(
 ) -> Series:
     """Runs with one server: workers, step of a worker, and its spread."""
     workers, step_s, spread = zip(*sorted(measured), strict=True)
-    whole = _workload(gpu, model, sizes).scaled("compute_s", step_s[0])
+    # with many workers, most of a step is waiting
+    whole = _workload(gpu, model, sizes).scaled("compute_s", step_s[0] / max(workers[0] / 3.0, 1.0))
     job = make_job(workload=whole, cluster=CLUSTER, arch="ps", options=OPTIONS)
     return Series(job=job, workers=workers, step_s=step_s, spread=spread)
 
@@ -232,16 +236,14 @@ def fit(folder: Path) -> None:
 
 def calibrated(folder: Path, most: float) -> AsynchronousFit:
     """A fit to the runs with one server and up to ``most`` workers."""
-    alone, _ = _alone(folder)
     found: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
     for row in read(folder):
         if row.num_ps == 1 and len(row.mix) == 1 and row.num_workers <= most:
             key = (next(iter(row.mix)), model_of(row.model))
             step_s = row.num_workers / row.steady_steps_per_s_wall
             found.setdefault(key, []).append((row.num_workers, step_s, SPREAD))
-    gpu, *published = PUBLISHED
-    every = [series(*key, [*some, *alone.get(key, [])]) for key, some in found.items()]
-    return fit_asynchronous_servers([*every, series(gpu, "resnet32", [tuple(published)])])
+    every = [series(*key, some) for key, some in found.items()]
+    return fit_asynchronous_servers([*every, series(PUBLISHED_DEVICE, "resnet32", PUBLISHED)])
 
 
 def read_fits() -> dict[str, AsynchronousFit]:
@@ -267,9 +269,20 @@ def _alone(
     return runs, sizes
 
 
-def _workload(gpu: str, model: str, sizes: Mapping[str, tuple[int, int]]):  # type: ignore[no-untyped-def]
+def _workload(gpu: str, model: str, sizes: Mapping[str, tuple[int, int]]) -> Workload:
+    """A model in equal layers, which computes for a second in a step."""
     tensors, parameters = sizes[model]
-    return cifar.workload(model, gpu, BATCH, tensors, float(cifar.BYTES * parameters))
+    each = BYTES * parameters / tensors
+    layers = [
+        WorkloadLayer(
+            f"block{i}",
+            1.0 / 3.0 / LAYERS,
+            2.0 / 3.0 / LAYERS,
+            (each,) * (tensors // LAYERS + (i < tensors % LAYERS)),
+        )
+        for i in range(LAYERS)
+    ]
+    return Workload.of(model, layers, batch_size=BATCH, device=gpu)
 
 
 def model_of(name: str) -> str:

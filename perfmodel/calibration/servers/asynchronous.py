@@ -110,6 +110,15 @@ class AsynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
         scaled = like.scaled("compute_s", self.compute_s[name] / like.compute_s)
         return msgspec.structs.replace(scaled, calibration=self.compute_known.get(name))
 
+    def without(self, device: str) -> AsynchronousFit:
+        """The same without the series on a device."""
+        names = [name for name in self.compute_s if not name.startswith(f"{device}/")]
+        return msgspec.structs.replace(
+            self,
+            compute_s={name: self.compute_s[name] for name in names},
+            compute_known={name: self.compute_known[name] for name in names},
+        )
+
     def with_series(self, series: Sequence[Series]) -> AsynchronousFit:
         """The same with further series, which tell their computing times only."""
         problem = _Problem(series, ())
@@ -143,8 +152,8 @@ def fit_asynchronous_servers(
         x,
         scale,
         {each.name: f"server.{each.name}" for each in costs},
-        problem.columns,
-        problem.features,
+        left_out=problem.regression.left_out(problem.columns, x, scale),
+        features=problem.features,
     )
     growth = {"workers": known.growth.get("workers", 0.0), "servers": SERVERS_GROWTH}
     return AsynchronousFit(
