@@ -17,7 +17,12 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.provenance import Source
 from perfmodel.calibration.regression import Parameter, Regression
-from perfmodel.calibration.servers.steps import fullest_of, steps_of, with_costs
+from perfmodel.calibration.servers.steps import (
+    fullest_of,
+    spread_beside,
+    steps_of,
+    with_costs,
+)
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -149,18 +154,21 @@ def fit_asynchronous_servers(
     x, scale = problem.regression.fit()
     values = problem.regression.values(x)
     known = problem.regression.calibration(
+        x, scale, {p.name: f"server.{p.name}" for p in costs}, features=problem.features
+    )
+    spread = spread_beside(
+        problem.regression,
+        problem.regression.left_out(problem.columns, x, scale),
         x,
-        scale,
-        {each.name: f"server.{each.name}" for each in costs},
-        left_out=problem.regression.left_out(problem.columns, x, scale),
-        features=problem.features,
+        problem.regression.covariance(x, scale),
+        RUN_SPREAD,
     )
     growth = {"workers": known.growth.get("workers", 0.0), "servers": SERVERS_GROWTH}
     return AsynchronousFit(
         rows=len(problem.columns),
         costs={each.name: float(f"{values[each.name]:.6g}") for each in costs},
         compute_s=problem.compute_s(values),
-        known=msgspec.structs.replace(known, growth=growth),
+        known=msgspec.structs.replace(known, spread=spread, growth=growth),
         compute_known=problem.compute_known(x, scale),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import numpy as np
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import Floats
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
+from perfmodel.calibration.regression import DIFFERENCE, Regression
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import quantities_of
@@ -67,6 +70,22 @@ def fullest_of(job: Job) -> float:
     slices = slices_of(job.workload, Options.of(job))
     kept = np.bincount(slices.server, slices.bytes)
     return float(kept.max() / kept.sum())
+
+
+def spread_beside(
+    regression: Regression, misses: Floats, x: Floats, covariance: Floats, least: float
+) -> float:
+    """Standard deviation of measured steps beside what the ``covariance`` of the fit at ``x`` says.
+
+    ``misses`` (runs,) are those of the first rows, each from a fit without it: 9 in 10 of them are
+    to be within an interval of both together.
+    """
+    aside = DIFFERENCE * np.eye(len(x))
+    slopes = (regression.misses(x + aside) - regression.misses(x - aside)) / (2.0 * DIFFERENCE)
+    slopes = slopes[:, : len(misses)]
+    explained = np.einsum("ir,ij,jr->r", slopes, covariance, slopes)
+    needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
+    return float(f"{math.sqrt(max(needed, least**2)):.4g}")
 
 
 def with_costs(cluster: Cluster, costs: Mapping[str, float]) -> Cluster:

@@ -31,7 +31,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
 from perfmodel.calibration.regression import DIFFERENCE, Parameter, Regression
-from perfmodel.calibration.servers.steps import steps_of, with_costs
+from perfmodel.calibration.servers.steps import spread_beside, steps_of, with_costs
 from perfmodel.inputs.batch_scaling import LAUNCH_S
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
@@ -114,8 +114,8 @@ class ServedDnn(msgspec.Struct, frozen=True, kw_only=True):
     """What was found of a DNN: seconds of one worker's step, and costs of its servers.
 
     ``divisible`` is the fraction of computing that is proportional to the batch, ``uneven`` the
-    option of that name. ``known`` says how well values of the cluster and of the workload are
-    known.
+    option of that name. ``seen`` are workers and servers of the runs that were fitted to;
+    ``known`` says how well values of the cluster and of the workload are known.
     """
 
     compute_s: float
@@ -123,6 +123,7 @@ class ServedDnn(msgspec.Struct, frozen=True, kw_only=True):
     update_per_byte_s: float
     optimizer_per_byte_s: float
     uneven: float
+    seen: tuple[tuple[int, int], ...]
     known: tuple[Calibration, Calibration]
 
     def workload(self, whole: Workload, batch_size: int) -> Workload:
@@ -156,9 +157,11 @@ class SynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, dnn: Dnn) -> ServedDnn:
         """What a further DNN is expected to have, from the few runs that it has."""
         problem = _Problem([dnn], self.common)
-        x = problem.regression.fit()[0]
+        x, _ = problem.minimum()
         ranges = {"workers": (1.0, 1.0), "servers": (1.0, 1.0)}
-        known = Calibration(spread=self.further, ranges=ranges, rows=self.rows)
+        known = Calibration(
+            spread=self.further, ranges=ranges, growth=self.growth, rows=self.rows
+        )
         return problem.served(dnn, x, (known, Calibration()))
 
 
@@ -176,9 +179,8 @@ def fit_synchronous_servers(dnns: Sequence[Dnn]) -> SynchronousFit:
         if not dnn.runs:
             raise InputError(f"{dnn.name}: at least one run is needed")
     problem = _Problem(dnns, COMMON)
-    x, scale = problem.regression.fit()
-    covariance = problem.regression.covariance(x, scale)
-    spread, growth = problem.held_out(x, scale)
+    x, covariance = problem.minimum()
+    spread, growth = problem.held_out(x, covariance)
     common = tuple(
         msgspec.structs.replace(
             parameter,
@@ -206,7 +208,7 @@ def _further(dnns: Sequence[Dnn]) -> float:
         smallest = min(dnn.runs, key=lambda run: (run.workers * run.servers, run.workers))
         alone = msgspec.structs.replace(dnn, runs=(smallest,))
         problem = _Problem([alone, *(other for other in dnns if other is not dnn)], COMMON)
-        x = problem.regression.solve([problem.regression.centre])
+        x, _ = problem.minimum()
         found.append(_Problem([dnn], COMMON).step_misses(problem.served_values(dnn, x)))
     return float(np.quantile(np.abs(np.concatenate(found)), COVERAGE)) / WIDTH
 
@@ -274,7 +276,8 @@ class _Problem:
     def served(self, dnn: Dnn, x: Floats, known: tuple[Calibration, Calibration]) -> ServedDnn:
         """A DNN at a point, with six digits of each value."""
         values = {n: float(f"{v:.6g}") for n, v in self.served_values(dnn, x).items()}
-        return ServedDnn(**values, known=known)
+        seen = tuple((run.workers, run.servers) for run in dnn.runs)
+        return ServedDnn(**values, seen=seen, known=known)
 
     def known(
         self, dnn: Dnn, x: Floats, covariance: Floats, spread: float, growth: Mapping[str, float]
@@ -297,21 +300,29 @@ class _Problem:
         servers = Calibration(
             parameters=tuple(f"server.{name}" for name in names[:2]),
             covariance=_nested(matrix[:2, :2]),
-            spread=float(f"{spread:.4g}"),
+            spread=spread,
             ranges=ranges,
-            growth={name: float(f"{value:.4g}") for name, value in growth.items()},
+            growth=dict(growth),
             rows=len(self.steps),
         )
         return servers, Calibration(parameters=("compute_s",), covariance=_nested(matrix[2:, 2:]))
 
-    def held_out(self, x: Floats, scale: float) -> tuple[float, dict[str, float]]:
+    def minimum(self) -> tuple[Floats, Floats]:
+        """The best point, and the covariance there.
+
+        The spreads of misfits are taken as they are: with few runs of each DNN, scaled ones would
+        outweigh the priors, which tie DNNs together.
+        """
+        x = self.regression.solve(self.regression.starts())
+        return x, self.regression.covariance(x, 1.0)
+
+    def held_out(self, x: Floats, covariance: Floats) -> tuple[float, dict[str, float]]:
         """Spread of the steps of a DNN with a number of servers around a fit without them, and
         its growth for each doubling of workers and of servers beyond those fitted to."""
-        count, columns = len(self.steps), [*self.columns, *self.columns, *self.columns]
-        misses = self.regression.left_out(columns, x, scale)[:count]
-        spread = float(np.quantile(np.abs(misses), COVERAGE)) / WIDTH
+        misses = self.regression.left_out(self.columns * 3, x, 1.0)[: len(self.steps)]
+        spread = spread_beside(self.regression, misses, x, covariance, RUN_SPREAD)
         growth = {
-            name: self.regression.growth(np.tile(values, 3), x, scale)
+            name: float(f"{self.regression.growth(np.tile(values, 3), x, 1.0):.4g}")
             for name, values in self.features.items()
         }
         return spread, growth
