@@ -21,6 +21,7 @@ from pathlib import Path
 
 import click
 import msgspec
+import numpy as np
 
 from benchmarks.accuracy import dnns, fitted, rows
 from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
@@ -178,8 +179,8 @@ def entries_of(folder: Path) -> dict[str, SynchronousFit]:
     few = [msgspec.structs.replace(dnn, runs=tuple(fewest(dnn.runs))) for dnn in dnns_]
     entries = {"few": fit_synchronous_servers(few)}
     for dnn in dnns_:
-        others = fit_synchronous_servers([other for other in dnns_ if other is not dnn])
-        entries[f"dnn/{dnn.name}"] = msgspec.structs.replace(others, dnns={})
+        others = [other for other in dnns_ if other is not dnn]
+        entries[f"dnn/{dnn.name}"] = fit_synchronous_servers(others, for_others=True)
     return entries | {"all": fit_synchronous_servers(dnns_)}
 
 
@@ -219,7 +220,8 @@ def _workload(profile: Profile, batch_size: int) -> Workload:
     name, size_bytes = profile.model, profile.model_size_MB * 1e6
     layers = dnns.layers_of(name) if name == "resnet-50" else None
     if layers is not None:
-        sizes = [sum(t.bytes for t in layer.tensors) for layer in layers if layer.tensors]
+        every = [tensor.bytes for layer in layers for tensor in layer.tensors]
+        sizes = [float(sum(part)) for part in np.array_split(every, LAYERS)]
     else:
         sizes = [float(size) for size in TEXT.get(name, (1,) * LAYERS)]
     each_s = profile.local_comp_time_s / len(sizes)

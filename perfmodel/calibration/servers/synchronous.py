@@ -63,6 +63,9 @@ DIVISIBLE, DIVISIBLE_SPREAD = 0.62, 1.0
 """Prior of the fraction of the rest of computing that shrinks with the batch, and the standard
 deviation of its logit: nearly uniform."""
 
+FOLDS = 6
+"""Parts that the runs are divided into, for predicting each from the others."""
+
 MOST_LAUNCHING = 0.95
 """Largest part of computing that launches may be."""
 
@@ -144,19 +147,24 @@ class ServedDnn(msgspec.Struct, frozen=True, kw_only=True):
 class SynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
     """A fit: what was found of each DNN, and what a further one is expected to have.
 
-    ``common`` are the parameters of :data:`COMMON` as the fit leaves them; ``further`` is the
+    ``common`` are the values of :data:`COMMON`, and standard deviations of their coordinates, by
+    name, as the fit leaves them; ``further`` is the
     spread of the steps of a DNN that no other run is known of than its smallest.
     """
 
     rows: int
-    common: tuple[Parameter, ...]
+    common: dict[str, tuple[float, float]]
     dnns: dict[str, ServedDnn]
     further: float
     growth: dict[str, float]
 
     def of(self, dnn: Dnn) -> ServedDnn:
         """What a further DNN is expected to have, from the few runs that it has."""
-        problem = _Problem([dnn], self.common)
+        before = []
+        for parameter in COMMON:
+            value, spread = self.common[parameter.name]
+            before.append(msgspec.structs.replace(parameter, value=value, spread=spread))
+        problem = _Problem([dnn], before)
         x, _ = problem.minimum()
         ranges = {"workers": (1.0, 1.0), "servers": (1.0, 1.0)}
         known = Calibration(
@@ -165,8 +173,8 @@ class SynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
         return problem.served(dnn, x, (known, Calibration()))
 
 
-def fit_synchronous_servers(dnns: Sequence[Dnn]) -> SynchronousFit:
-    """Fit all DNNs together.
+def fit_synchronous_servers(dnns: Sequence[Dnn], *, for_others: bool = False) -> SynchronousFit:
+    """Fit all DNNs together; ``for_others`` only to find what further DNNs are expected to have.
 
     Raises
     ------
@@ -180,21 +188,17 @@ def fit_synchronous_servers(dnns: Sequence[Dnn]) -> SynchronousFit:
             raise InputError(f"{dnn.name}: at least one run is needed")
     problem = _Problem(dnns, COMMON)
     x, covariance = problem.minimum()
-    spread, growth = problem.held_out(x, covariance)
-    common = tuple(
-        msgspec.structs.replace(
-            parameter,
-            value=float(parameter.at(x[i])),
-            spread=math.sqrt(float(covariance[i, i])),
-        )
-        for i, parameter in enumerate(COMMON)
-    )
+    spread, growth = (RUN_SPREAD, {}) if for_others else problem.held_out(x, covariance)
+    common = {
+        p.name: (float(f"{p.at(x[i]):.6g}"), float(f"{math.sqrt(covariance[i, i]):.4g}"))
+        for i, p in enumerate(COMMON)
+    }
     return SynchronousFit(
         rows=len(problem.steps),
         common=common,
         dnns={
             dnn.name: problem.served(dnn, x, problem.known(dnn, x, covariance, spread, growth))
-            for dnn in dnns
+            for dnn in (() if for_others else dnns)
         },
         further=_further(dnns) if len(dnns) > 1 else 2.0 * spread,
         growth=growth,
@@ -208,7 +212,7 @@ def _further(dnns: Sequence[Dnn]) -> float:
         smallest = min(dnn.runs, key=lambda run: (run.workers * run.servers, run.workers))
         alone = msgspec.structs.replace(dnn, runs=(smallest,))
         problem = _Problem([alone, *(other for other in dnns if other is not dnn)], COMMON)
-        x, _ = problem.minimum()
+        x = problem.regression.solve([problem.regression.centre])
         found.append(_Problem([dnn], COMMON).step_misses(problem.served_values(dnn, x)))
     return float(np.quantile(np.abs(np.concatenate(found)), COVERAGE)) / WIDTH
 
@@ -224,7 +228,8 @@ class _Problem:
             name: np.array([float(getattr(run, name)) for _, run in rows])
             for name in ("workers", "servers")
         }
-        self.columns = [(dnn.name, run.servers) for dnn, run in rows]
+        columns = sorted({(dnn.name, run.servers) for dnn, run in rows})
+        self.folds = [columns.index((dnn.name, run.servers)) % FOLDS for dnn, run in rows]
         cpu = [(run.worker_cpu_s, run.server_cpu_s if run.servers == 1 else None) for _, run in rows]
         self._cpu = np.log([[v or math.nan for v in each] for each in cpu]).reshape(-1, 2)
         parameters = [*common, *(p for dnn in dnns for p in _own(dnn))]
@@ -317,9 +322,9 @@ class _Problem:
         return x, self.regression.covariance(x, 1.0)
 
     def held_out(self, x: Floats, covariance: Floats) -> tuple[float, dict[str, float]]:
-        """Spread of the steps of a DNN with a number of servers around a fit without them, and
+        """Spread of the steps of DNNs with a number of servers around a fit without them, and
         its growth for each doubling of workers and of servers beyond those fitted to."""
-        misses = self.regression.left_out(self.columns * 3, x, 1.0)[: len(self.steps)]
+        misses = self.regression.left_out(self.folds * 3, x, 1.0)[: len(self.steps)]
         spread = spread_beside(self.regression, misses, x, covariance, RUN_SPREAD)
         growth = {
             name: float(f"{self.regression.growth(np.tile(values, 3), x, 1.0):.4g}")
