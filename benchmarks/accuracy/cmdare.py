@@ -155,9 +155,9 @@ def cases(folder: Path) -> list[Case]:
                 left_out[f"{row.gpu!r} are not {row.num_workers} workers"] = None
             elif any(f"{gpu}/{model}" not in server.compute_s for gpu in mix):
                 left_out[f"no run with one worker, or size not known: {model} on {row.gpu}"] = None
-            elif (
-                len(mix) > 1 or row.num_ps > 1 or not fitted_to(split, row, known)
-            ) and not (row.num_workers == row.num_ps == 1):
+            elif (len(mix) > 1 or row.num_ps > 1 or not fitted_to(split, row, known)) and not (
+                row.num_workers == row.num_ps == 1
+            ):
                 runs.append(_run(split, job_of(server, model, mix, row.num_ps, sizes), row))
     for reason in left_out:
         click.echo(f"left out: {reason}", err=True)

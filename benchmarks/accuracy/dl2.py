@@ -236,9 +236,7 @@ def _workload(profile: Profile, batch_size: int) -> Workload:
     return msgspec.structs.replace(found, tensors=TENSORS.get(name, dnns.MANY_TENSORS))
 
 
-def _runs(
-    split: str, dnn: Dnn, served: ServedDnn, known: Sequence[SynchronousRun]
-) -> list[Run]:
+def _runs(split: str, dnn: Dnn, served: ServedDnn, known: Sequence[SynchronousRun]) -> list[Run]:
     """The runs of a DNN but those that are known."""
     return [
         Run(

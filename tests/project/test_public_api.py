@@ -370,7 +370,7 @@ FORMER = {
     "calibration.collectives": "fit_collective plain_alpha_beta",
     "calibration.data_parallel": "fit_data_parallel",
     "calibration.synchronous_model": "SynchronousModel SynchronousRun",
-    "calibration.synchronous_server": "fit_synchronous_server",
+    "calibration.synchronous_server": "SynchronousRun",
     "calibration.trainings": "Step Training",
     "catalogue": "cluster model model_names",
     "coarse": "evaluate phases",
@@ -384,8 +384,7 @@ FORMER = {
 """What was described of the modules that have moved."""
 
 STAYED = {
-    "calibration": "PUBLISHED Published Run Series fit_asynchronous_server fit_runs read_fit "
-    "read_runs",
+    "calibration": "Series fit_runs read_runs",
     "calibration.network": "fit_network read",
     "engine": "makespan simulate timeline",
     "graph": "GraphBuilder",

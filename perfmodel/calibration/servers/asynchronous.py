@@ -222,9 +222,7 @@ class _Problem:
         """How well each computing time is known."""
         covariance = self.regression.log_covariance(x, scale)
         return {
-            one.name: Calibration(
-                parameters=("compute_s",), covariance=((covariance[i][i],),)
-            )
+            one.name: Calibration(parameters=("compute_s",), covariance=((covariance[i][i],),))
             for i, one in enumerate(self.series, len(self.costs))
         }
 

@@ -90,6 +90,4 @@ def spread_beside(
 
 def with_costs(cluster: Cluster, costs: Mapping[str, float]) -> Cluster:
     """A cluster whose servers have these costs."""
-    return msgspec.structs.replace(
-        cluster, server=msgspec.structs.replace(cluster.server, **costs)
-    )
+    return msgspec.structs.replace(cluster, server=msgspec.structs.replace(cluster.server, **costs))

@@ -167,9 +167,7 @@ class SynchronousFit(msgspec.Struct, frozen=True, kw_only=True):
         problem = _Problem([dnn], before)
         x, _ = problem.minimum()
         ranges = {"workers": (1.0, 1.0), "servers": (1.0, 1.0)}
-        known = Calibration(
-            spread=self.further, ranges=ranges, growth=self.growth, rows=self.rows
-        )
+        known = Calibration(spread=self.further, ranges=ranges, growth=self.growth, rows=self.rows)
         return problem.served(dnn, x, (known, Calibration()))
 
 
@@ -230,7 +228,9 @@ class _Problem:
         }
         columns = sorted({(dnn.name, run.servers) for dnn, run in rows})
         self.folds = [columns.index((dnn.name, run.servers)) % FOLDS for dnn, run in rows]
-        cpu = [(run.worker_cpu_s, run.server_cpu_s if run.servers == 1 else None) for _, run in rows]
+        cpu = [
+            (run.worker_cpu_s, run.server_cpu_s if run.servers == 1 else None) for _, run in rows
+        ]
         self._cpu = np.log([[v or math.nan for v in each] for each in cpu]).reshape(-1, 2)
         parameters = [*common, *(p for dnn in dnns for p in _own(dnn))]
         spreads = np.repeat([RUN_SPREAD, WORKER_CPU_SPREAD, SERVER_CPU_SPREAD], len(rows))
