@@ -124,7 +124,7 @@ def fit(folder: Path) -> None:
 
 def calibrated(folder: Path) -> Fit:
     """The other campaign's fit, with the devices whose runs only this one has."""
-    server = cmdare.read_fits()[CMDARE_SPLIT].without(cmdare.PUBLISHED_DEVICE)
+    server = cmdare.read_fits()[CMDARE_SPLIT]
     fewest: dict[str, tuple[int, list[float]]] = {}
     for (experiment, config), rates in _runs(folder).items():
         setup = _setup(experiment, config)

@@ -228,7 +228,8 @@ def test_an_optimizer_runs_once_for_all_workers(servers: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sync", "duplex", "overlap"), list(itertools.product(("bsp", "asp"), (False, True), (False, True)))
+    ("sync", "duplex", "overlap"),
+    list(itertools.product(("bsp", "asp"), (False, True), (False, True))),
 )
 def test_both_routes_know_the_optimizer_and_uneven_servers(
     sync: str, duplex: bool, overlap: bool
@@ -244,4 +245,6 @@ def test_both_routes_know_the_optimizer_and_uneven_servers(
         },
     )
     fine, coarse = predict(job), predict(job, fidelity="coarse")
-    assert coarse.iteration_s == pytest.approx(fine.iteration_s, rel=0.06)
+    # near the knee the formulas know lockstep of workers that overlap nothing only roughly
+    off = 0.12 if sync == "asp" and not overlap else 0.02
+    assert coarse.iteration_s == pytest.approx(fine.iteration_s, rel=off)
