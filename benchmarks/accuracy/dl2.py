@@ -99,8 +99,8 @@ TEXT = {"cnn-text-classification": (94, 3, 3), "wlm": (80, 13, 13, 80)}
 of that name."""
 
 TENSORS = {
-    **{"resnet-50": 157, "resnext-110": 340, "inception-bn": 280},
-    **{"cnn-text-classification": 9, "wlm": 11},
+    "resnet-50": 157, "resnext-110": 340, "inception-bn": 280,
+    "cnn-text-classification": 9, "wlm": 11,
 }
 """Gradient tensors in MXNet's definitions; others have :data:`dnns.MANY_TENSORS`."""
 

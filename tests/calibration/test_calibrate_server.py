@@ -14,7 +14,6 @@ from perfmodel.base.provenance import Source
 from perfmodel.calibration import measured_costs, with_server
 from perfmodel.calibration.statistics import folds, median_interval
 from perfmodel.cli import main
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, Server, read_cluster
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
 

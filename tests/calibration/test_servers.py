@@ -240,8 +240,8 @@ def test_both_routes_know_the_optimizer_and_uneven_servers(
         workers=4,
         arch="ps",
         options={
-            **{"sync": sync, "duplex": duplex, "overlap": overlap},
-            **{"servers": 3, "uneven": 0.2, "split_above_bytes": 0.0},
+            "sync": sync, "duplex": duplex, "overlap": overlap,
+            "servers": 3, "uneven": 0.2, "split_above_bytes": 0.0,
         },
     )
     fine, coarse = predict(job), predict(job, fidelity="coarse")

