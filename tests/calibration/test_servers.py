@@ -171,9 +171,8 @@ def test_a_fit_makes_a_cluster_and_workloads_of_which_more_is_said(fit: Asynchro
     low_s, high_s = predict(more).interval.iteration_s
     assert low_s < predict(asynchronous("many", 12, truth)).iteration_s < high_s
     near = msgspec.structs.replace(more, workers=4)
-    wide, narrow = (
-        np.log(h / l) for l, h in (predict(each).interval.iteration_s for each in (more, near))
-    )
+    ends = [predict(each).interval.iteration_s for each in (more, near)]
+    wide, narrow = (np.log(high / low) for low, high in ends)
     assert wide > narrow
 
 

@@ -195,6 +195,7 @@ PREDICTION: dict[str, Any] = {
                     "update_per_tensor_s": NUMBER,
                     "update_per_byte_s": NUMBER,
                     "threads": WHOLE,
+                    "optimizer_per_byte_s": NUMBER,
                 },
                 "overrides": [{"node": WHOLE, "nic": LINK, "speed": NUMBER}],
                 "collectives": [COLLECTIVE],
@@ -369,7 +370,6 @@ def test_canary_a_wrong_sum_is_seen(change: Any, expected: list[str]) -> None:
 FORMER = {
     "calibration.collectives": "fit_collective plain_alpha_beta",
     "calibration.data_parallel": "fit_data_parallel",
-    "calibration.synchronous_model": "SynchronousModel SynchronousRun",
     "calibration.synchronous_server": "SynchronousRun",
     "calibration.trainings": "Step Training",
     "catalogue": "cluster model model_names",

@@ -2,9 +2,10 @@
 
 The step is that of the formulas of ``arch=ps,sync=asp``, a closed queueing network of workers,
 links and servers, times what the simulation of the job at the last estimate says of them: where the
-server begins to limit they are several percent off. What a server takes per tensor and per byte is common to all DNNs, and known from
-published figures before any run: with few workers the server is mostly idle, so that their
-throughput says little about it. The computing of each DNN on each device comes from its own runs.
+server begins to limit they are several percent off. What a server takes per tensor and per byte is
+common to all DNNs, and known from published figures before any run: with few workers the server is
+mostly idle, so that their throughput says little about it. The computing of each DNN on each device
+comes from its own runs.
 """
 
 from __future__ import annotations
