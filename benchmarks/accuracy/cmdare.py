@@ -2,17 +2,13 @@
 
 Li, Walls, Guo, "Characterizing and Modeling Distributed Training with Transient Cloud GPU Servers",
 ICDCS 2020 (CM-DARE): TensorFlow 1.10, CIFAR-10, one GPU per worker, servers of four virtual CPUs.
-The folder holds
-
-- ``speed_vs_workers.csv``: steps of all workers per second, by ``gpu``, ``model``, ``num_ps`` and
-  ``num_workers``; a mixed cluster counts its devices, as in ``2k80+1p100``,
-- ``one_worker_step_time.csv``, if there is one: step time of one worker, tensors and parameters of
-  each model.
+The folder holds ``speed_vs_workers.csv``, steps of all workers per second (a mixed cluster counts
+its devices, as in ``2k80+1p100``), and perhaps ``one_worker_step_time.csv``, with tensors and
+parameters of each model.
 
 The fits are in ``fitted/cmdare.json``: *n3* and *n4* to the runs with one server and up to 3 or 4
 workers, *all* to all with one server. Each predicts the runs that it was not fitted to. A model
-that it does not know is predicted from its runs with one worker, and from what the server takes per
-tensor and per byte.
+that it does not know is predicted from its runs with one worker.
 """
 
 from __future__ import annotations
@@ -26,17 +22,18 @@ import click
 import msgspec
 
 from benchmarks.accuracy import dnns, fitted, rows
-from benchmarks.accuracy.cases import About, Case, Split
-from perfmodel import InputError, Source
-from perfmodel.base.errors import number, whole_number
-from perfmodel.calibration import (
-    PUBLISHED,
-    Published,
-    Run,
+from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from perfmodel import make_job
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.provenance import Source
+from perfmodel.calibration.servers.asynchronous import (
+    AsynchronousFit,
     Series,
-    ServerFit,
-    fit_asynchronous_server,
+    fit_asynchronous_servers,
 )
+from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.job import Job, Straggler
+from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 ABOUT = About(
     title="CM-DARE: asynchronous parameter server in the cloud",
@@ -48,61 +45,52 @@ ABOUT = About(
         "all": Split("all runs at hand with one server", "runs that are not at hand here"),
     },
     remarks="""\
-Nothing of the network or the servers is known. A closed queueing network with one station: what the
-server takes per tensor and per byte holds for all models, what is peculiar to one is pooled;
-published figures stand in where nothing was measured
-([how to](how-to/calibrate-asynchronous-server.md)).
+Nothing of the network or the servers is known: what a server takes per tensor and per byte is the
+same for all models, and published figures stand in where nothing was measured
+([how to](how-to/calibrate-asynchronous-server.md)). Workers' steps vary by a tenth, an assumption.
 
 It is one or two workers more than the fit has seen, up to five in all: a short way. With K80s the
-server is idle most of the time, and all their runs are within 1.6 %.
+server is idle most of the time. How busy it is with P100s three workers hardly show.
 
-*Worst cases.* How busy the server is with P100s three workers hardly show: the two runs of
-Shake-Shake are 8 % and 10 % off. With the fourth worker known, all are within 3.2 %.
-
-*Not covered*: runs with several servers were never compared. Tensors and bytes are taken to be
-spread evenly; the lower end of the interval allows for one server that holds most of the bytes.
-Nor were mixed devices.""",
+Of several servers TensorFlow gives each every second tensor, or third. Runs with several were never
+compared: what their intervals add is learnt from another source, DL2.""",
 )
 
 MOST_WORKERS: dict[str, float] = {"n3": 3, "n4": 4, "all": math.inf}
 """Most workers of the runs that each fit is of."""
 
-BATCH = 128
-"""Samples of one worker in a step."""
+BATCH, BYTES, LAYERS = 128, 4, 8
+"""Samples of one worker in a step, bytes of a parameter, and the equal layers that stand for those
+of a model."""
 
-LINK_BYTES_PER_S = 1e9
-"""2 Gbit/s for each virtual CPU (cloud.google.com/compute/docs/network-bandwidth)."""
-
-BYTES_PER_PARAMETER = 4
-
-ONE_WORKER_SPREAD = 0.05
-"""Spread between the campaigns of the two files, on top of that between equal runs. With one worker
-their six common series differ by 1.2 to 18 %, with a median of 3.9 %."""
-
-RESNET_32 = Published(
-    tensors=104,
-    parameter_bytes=1_857_722.0 * BYTES_PER_PARAMETER,
-    demand_s=1 / 46.2,
-    factor=1.15,
-    source=Source(
-        "published",
-        "46.2 steps/s of ResNet-32 with one server and seven V100 workers, software and cloud the "
-        "same (Li, Walls, Xu, Guo, ICAC 2019); the factor is about what campaigns differ by",
-        url="https://arxiv.org/abs/1903.00045",
-    ),
+CLUSTER = Cluster(
+    name="cloud",
+    nic=Link(1e9),
+    source=Source("published", "2 Gbit/s for each of 4 virtual CPUs (cloud.google.com)"),
 )
+
+OPTIONS = {"sync": "asp", "sharding": "hash", "split_above_bytes": math.inf}
+"""TensorFlow places whole variables, each on the next server."""
+
+JITTER = 0.1
+"""Coefficient of variation of a worker's computing: an assumption."""
+
+SPREAD, CAMPAIGNS = 0.03, 0.05
+"""Standard deviations of equal runs, and between the campaigns of the two files, whose six common
+series differ by 1.2 to 18 %, with a median of 3.9 %."""
+
+PUBLISHED_DEVICE = "v100"
+PUBLISHED = [(7, 7 / 46.2, 0.14)]
+"""46.2 steps/s of ResNet-32 with one server and seven V100 workers, software and cloud the same
+(Li, Walls, Xu, Guo, ICAC 2019, arXiv 1903.00045); campaigns differ by so much."""
+
+SIZES = {"resnet15": (50, 693_818), "resnet32": (104, 1_857_722), "shakesmall": (216, 2_926_986)}
+"""Tensors and parameters of the models that the fits know."""
 
 DEVICES = re.compile(
     r"(?<![a-z0-9])(?:(\d+)\s*[x*]?\s*)?([a-z]+\d+)(?:\s*(?:[x*:]|=)\s*(\d+)(?![a-z0-9]))?"
 )
 """A kind of device, with its number before or after it."""
-
-
-class Fitted(msgspec.Struct, frozen=True):
-    """A fit, and how many runs it is of."""
-
-    rows: int
-    fit: ServerFit
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,33 +101,22 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     num_ps: int = 1
     num_workers: int
     steady_steps_per_s_wall: float
-    n_points: int = 1
-    steady_mean: float = 1.0
-    steady_std: float = 0.0
 
     def __post_init__(self) -> None:
         number("steady_steps_per_s_wall", self.steady_steps_per_s_wall, above=0.0)
-        for name in ("num_ps", "num_workers", "n_points"):
-            whole_number(name, getattr(self, name))
+        whole_number("num_ps", self.num_ps)
+        whole_number("num_workers", self.num_workers)
 
     @property
     def mix(self) -> dict[str, int]:
-        """Workers by series: of one kind, or of several as in ``2k80+1p100``."""
+        """Workers by device: of one kind, or of several as in ``2k80+1p100``."""
         kinds = DEVICES.findall(self.gpu.lower())
         if len(kinds) < 2 and not any(before or after for before, _, after in kinds):
-            return {_series(self.gpu, self.model): self.num_workers}
+            return {self.gpu.lower(): self.num_workers}
         mix: dict[str, int] = {}
         for before, gpu, after in kinds:
-            name = _series(gpu, self.model)
-            mix[name] = mix.get(name, 0) + int(before or after or 1)
+            mix[gpu] = mix.get(gpu, 0) + int(before or after or 1)
         return mix
-
-    @property
-    def spread_fraction(self) -> float:
-        """Standard deviation of the mean; 0 where it is not known."""
-        if not (self.steady_mean > 0.0 and math.isfinite(self.steady_std)):
-            return 0.0
-        return self.steady_std / self.steady_mean / math.sqrt(self.n_points)
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,134 +128,166 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     num_tensors: int | None = None
     step_time_median_s: float
 
-    def __post_init__(self) -> None:
-        number("step_time_median_s", self.step_time_median_s, above=0.0)
-        whole_number("num_parameters", self.num_parameters)
-
 
 def cases(folder: Path) -> list[Case]:
     """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
-    speeds = rows.read(folder / "speed_vs_workers.csv", Speed)
-    fits = read_fits()
-    known = {one.model: one for one in fits["all"].series}
-    measured = read(folder, {m: (one.tensors, one.parameter_bytes) for m, one in known.items()})
-    alone = {name for name, one in measured.items() if any(run.workers == 1 for run in one.runs)}
-    wanted = {name for row in speeds for name in row.mix}
-    found: list[Case] = []
+    speeds, (alone, sizes) = read(folder), _alone(folder)
+    runs: list[Run] = []
     left_out: dict[str, None] = {}
-    for split, server in fits.items():
-        for name in sorted((wanted & alone) - {one.name for one in server.series}):
-            server = server.with_series(measured[name])
-        runs = {one.name: one.runs for one in server.series}
+    for split, known in read_fits().items():
+        wanted = {(gpu, model_of(row.model)) for row in speeds for gpu in row.mix}
+        one = {
+            key: [(1, row.num_workers / row.steady_steps_per_s_wall, SPREAD)]
+            for row in speeds
+            if row.num_workers == row.num_ps == 1
+            for key in [(next(iter(row.mix)), model_of(row.model))]
+        }
+        new = {
+            key: [*one.get(key, []), *alone.get(key, [])]
+            for key in sorted(wanted)
+            if "/".join(key) not in known.compute_s and key[1] in sizes
+        }
+        more = [series(*key, some, sizes) for key, some in new.items() if some]
+        server = known.with_series(more) if more else known
         for row in speeds:
-            mix = row.mix
+            mix, model = row.mix, model_of(row.model)
             if sum(mix.values()) != row.num_workers:
                 left_out[f"{row.gpu!r} are not {row.num_workers} workers"] = None
-            elif not mix.keys() <= runs.keys():
-                without = f"{row.model} on {row.gpu}"
-                left_out[f"no run with one worker, or size not known: {without}"] = None
-            elif len(mix) > 1 or (row.num_workers, row.num_ps) not in runs[next(iter(mix))]:
-                found.append(_case(split, server, row))
+            elif any(f"{gpu}/{model}" not in server.compute_s for gpu in mix):
+                left_out[f"no run with one worker, or size not known: {model} on {row.gpu}"] = None
+            elif (len(mix) > 1 or row.num_ps > 1 or not fitted_to(split, row, known)) and not (
+                row.num_workers == row.num_ps == 1
+            ):
+                runs.append(_run(split, job_of(server, model, mix, row.num_ps, sizes), row))
     for reason in left_out:
         click.echo(f"left out: {reason}", err=True)
-    if not found:
+    if not runs:
         raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
-    return found
+    return predicted(runs)
 
 
-def _case(split: str, server: ServerFit, row: Speed) -> Case:
-    mix, workers = row.mix, row.num_workers
-    predicted = server.predict_mixed(mix, row.num_ps)
+def fitted_to(split: str, row: Speed, fit: AsynchronousFit) -> bool:
+    """Whether a run with one server and one kind of device is among those that a fit is of."""
+    known = f"{next(iter(row.mix))}/{model_of(row.model)}" in fit.compute_s
+    return known and row.num_workers <= MOST_WORKERS[split] and row.num_workers <= MOST_SEEN
+
+
+MOST_SEEN = 5
+"""Most workers of any run at hand."""
+
+
+def _run(split: str, job: Job, row: Speed) -> Run:
     pools = [f"cmdare/{split}"]
-    if len(mix) > 1:
-        pools.append(f"cmdare/{split}-mixed")
-    if row.num_ps == 2:
-        pools.append(f"cmdare/{split}-two-servers")
-    kinds = "+".join(sorted(name.partition("/")[0] for name in mix))
-    return Case(
+    pools += [f"cmdare/{split}-mixed"] * (len(row.mix) > 1)
+    pools += [f"cmdare/{split}-two-servers"] * (row.num_ps == 2)
+    return Run(
         f"cmdare/{split}/{row.model}",
-        f"{row.gpu} {row.model} {workers} workers {row.num_ps} servers",
-        workers / predicted.steps_per_s,
-        workers / row.steady_steps_per_s_wall,
-        interval=(workers / predicted.high_steps_per_s, workers / predicted.low_steps_per_s),
+        f"{row.gpu} {row.model} {row.num_workers} workers {row.num_ps} servers",
+        job,
+        step_s=row.num_workers / row.steady_steps_per_s_wall,
         pools=tuple(pools),
-        others={
-            "ideal scaling": workers
-            / sum(count / server.step_s[name].value for name, count in mix.items())
-        },
-        setting=f"{kinds}/{row.model}",
-        samples=float(workers * BATCH),
+        setting=f"{'+'.join(sorted(row.mix))}/{row.model}",
     )
+
+
+def job_of(
+    fit: AsynchronousFit,
+    model: str,
+    mix: Mapping[str, int],
+    servers: int = 1,
+    sizes: Mapping[str, tuple[int, int]] = SIZES,
+) -> Job:
+    """The job of workers on some kinds of devices; those after the first kind are stragglers."""
+    first, *others = (gpu for gpu, count in mix.items() for _ in range(count))
+    times = {gpu: fit.compute_s[f"{gpu}/{model}"] for gpu in mix}
+    return make_job(
+        workload=fit.workload(_workload(first, model, sizes)),
+        cluster=fit.cluster(CLUSTER),
+        workers=sum(mix.values()),
+        arch="ps",
+        options={**OPTIONS, "servers": servers},
+        jitter=JITTER,
+        stragglers=[
+            Straggler(i, times[gpu] / times[first])
+            for i, gpu in enumerate(others, 1)
+            if gpu != first
+        ],
+    )
+
+
+def series(
+    gpu: str,
+    model: str,
+    measured: list[tuple[int, float, float]],
+    sizes: Mapping[str, tuple[int, int]] = SIZES,
+) -> Series:
+    """Runs with one server: workers, step of a worker, and its spread."""
+    workers, step_s, spread = zip(*sorted(measured), strict=True)
+    # with many workers, most of a step is waiting
+    whole = _workload(gpu, model, sizes).scaled("compute_s", step_s[0] / max(workers[0] / 3.0, 1.0))
+    job = make_job(
+        workload=whole, cluster=CLUSTER, arch="ps", options=OPTIONS, jitter=JITTER
+    )
+    return Series(job=job, workers=workers, step_s=step_s, spread=spread)
 
 
 def fit(folder: Path) -> None:
     """Fit to the runs in a folder and write the fits that :func:`cases` predicts with."""
-    entries = {}
-    for split, most in MOST_WORKERS.items():
-        found = calibrated(folder, most)
-        entries[split] = Fitted(sum(len(one.runs) for one in found.series), found)
-    fitted.write("cmdare", entries)
+    fitted.write("cmdare", {split: calibrated(folder, m) for split, m in MOST_WORKERS.items()})
 
 
-def read_fits() -> dict[str, ServerFit]:
-    """The fits by the name of their split."""
-    return {split: entry.fit for split, entry in fitted.read("cmdare", Fitted).items()}
-
-
-def calibrated(folder: Path, most: float) -> ServerFit:
+def calibrated(folder: Path, most: float) -> AsynchronousFit:
     """A fit to the runs with one server and up to ``most`` workers."""
-    series = []
-    for one in read(folder).values():
-        runs = tuple(run for run in one.runs if run.workers <= most)
-        if {run.workers for run in runs} > {1}:
-            series.append(msgspec.structs.replace(one, runs=runs))
-    if not series:
-        raise InputError(f"{folder}: no model was run with one server and 2 to {most:g} workers")
-    return fit_asynchronous_server(
-        series, published=(*PUBLISHED, RESNET_32), link_bytes_per_s=LINK_BYTES_PER_S
-    )
+    found: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+    for row in read(folder):
+        if row.num_ps == 1 and len(row.mix) == 1 and row.num_workers <= most:
+            key = (next(iter(row.mix)), model_of(row.model))
+            step_s = row.num_workers / row.steady_steps_per_s_wall
+            found.setdefault(key, []).append((row.num_workers, step_s, SPREAD))
+    every = [series(*key, some) for key, some in found.items()]
+    fit = fit_asynchronous_servers([*every, series(PUBLISHED_DEVICE, "resnet32", PUBLISHED)])
+    return fit.without(PUBLISHED_DEVICE)  # how fast that is was not published
 
 
-def read(folder: Path, sizes: Mapping[str, tuple[int, float]] | None = None) -> dict[str, Series]:
-    """Runs with one server, and those of one worker from the other file, by name of the series.
-
-    ``sizes`` are tensors and bytes of models, whatever the folder says of them.
-    """
-    runs: dict[str, list[Run]] = {}
-    for row in rows.read(folder / "speed_vs_workers.csv", Speed):
-        if row.num_ps == 1 and len(row.mix) == 1:
-            run = Run(
-                row.num_workers, row.steady_steps_per_s_wall, spread_fraction=row.spread_fraction
-            )
-            runs.setdefault(next(iter(row.mix)), []).append(run)
-    known: dict[str, tuple[int, float]] = {}
-    times = folder / "one_worker_step_time.csv"
-    for time in rows.read(times, StepTime) if times.is_file() else ():
-        run = Run(1, 1.0 / time.step_time_median_s, spread_fraction=ONE_WORKER_SPREAD)
-        runs.setdefault(_series(time.gpu, time.model), []).append(run)
-        if time.num_tensors:
-            parameter_bytes = float(time.num_parameters * BYTES_PER_PARAMETER)
-            known[_model(time.model)] = (time.num_tensors, parameter_bytes)
-    known |= sizes or {}
-    found = {}
-    for name, measured in runs.items():
-        model = name.partition("/")[2]
-        if model in known:
-            tensors, parameter_bytes = known[model]
-            found[name] = Series(
-                name=name,
-                model=model,
-                tensors=tensors,
-                parameter_bytes=parameter_bytes,
-                runs=tuple(measured),
-            )
-    return found
+def read_fits() -> dict[str, AsynchronousFit]:
+    """The fits by the name of their split."""
+    return fitted.read("cmdare", AsynchronousFit)
 
 
-def _series(gpu: str, model: str) -> str:
-    return f"{gpu.lower()}/{_model(model)}"
+def read(folder: Path) -> list[Speed]:
+    """The measured runs."""
+    return rows.read(folder / "speed_vs_workers.csv", Speed)
 
 
-def _model(name: str) -> str:
+def _alone(
+    folder: Path,
+) -> tuple[dict[tuple[str, str], list[tuple[int, float, float]]], dict[str, tuple[int, int]]]:
+    """Runs of one worker from the other file, and the tensors and parameters of models."""
+    path, runs, sizes = folder / "one_worker_step_time.csv", {}, dict(SIZES)
+    for row in rows.read(path, StepTime) if path.is_file() else ():
+        model = model_of(row.model)
+        runs[row.gpu.lower(), model] = [(1, row.step_time_median_s, SPREAD + CAMPAIGNS)]
+        if row.num_tensors:
+            sizes[model] = (row.num_tensors, row.num_parameters)
+    return runs, sizes
+
+
+def _workload(gpu: str, model: str, sizes: Mapping[str, tuple[int, int]]) -> Workload:
+    """A model in equal layers, which computes for a second in a step."""
+    tensors, parameters = sizes[model]
+    each = BYTES * parameters / tensors
+    layers = [
+        WorkloadLayer(
+            f"block{i}",
+            1.0 / 3.0 / LAYERS,
+            2.0 / 3.0 / LAYERS,
+            (each,) * (tensors // LAYERS + (i < tensors % LAYERS)),
+        )
+        for i in range(LAYERS)
+    ]
+    return Workload.of(model, layers, batch_size=BATCH, device=gpu)
+
+
+def model_of(name: str) -> str:
     """One name for ``Res15`` and ``resnet15``, and for ``shakebig`` and ``shake_big``."""
     return re.sub(r"^res(?=\d)", "resnet", dnns.plain(name))

@@ -23,11 +23,21 @@ import click
 import msgspec
 import numpy as np
 
-from benchmarks.accuracy import fitted, rows
-from benchmarks.accuracy.cases import About, Case, Split
+from benchmarks.accuracy import dnns, fitted, rows
+from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from perfmodel import make_job
 from perfmodel.base.errors import InputError
-from perfmodel.calibration.servers.synchronous_fit import SynchronousFit, fit_synchronous_server
-from perfmodel.calibration.servers.synchronous_model import SynchronousModel, SynchronousRun
+from perfmodel.base.provenance import Source
+from perfmodel.calibration.servers.synchronous import (
+    Dnn,
+    ServedDnn,
+    SynchronousFit,
+    SynchronousRun,
+    fit_synchronous_servers,
+)
+from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 ABOUT = About(
     title="DL2: synchronous parameter servers in containers",
@@ -47,41 +57,23 @@ ABOUT = About(
         "all": Split("all runs at hand", "runs of the same DNNs that were not at hand"),
     },
     remarks="""\
-A step is the computing of a worker, of which a part shrinks with its share of the batch, what the
-fullest server has to do, of which a part goes on meanwhile, and the wait for the slowest container
-([formula](how-to/calibrate-synchronous-server.md)). The processor time of workers tells which part
-of computing shrinks: with two cores it is most of a step that waits for no server. That of a
-single server tells what servers have to do. Of several servers it is not used: they are busy while
-they wait.
+A step is that of `arch=ps` with costs of the servers' processors, as
+[fitted](how-to/calibrate-synchronous-server.md): for each worker's gradients, and once for each
+update. The processor time of workers tells which part of computing shrinks with the batch, that of
+a single server what servers have to do. The wire is assumed not to limit: links of 25 Gb/s.
 
+- The layers matter: the two text models have most bytes in the first layer or the last, and wait
+  for them; others are taken as equal layers, but for ResNet-50.
 - The worst cases of *few* are whole columns of servers: seven to eleven serve ResNext-110 up to
-  30 % slower than the smaller runs say, five serve ResNet-50 up to 20 % faster. Some servers are
-  busy all the time and others half of it, so that tensors, or containers on machines, were spread
-  unevenly. Nothing in the folder tells how, and the runs with one worker, of which *few* has most,
-  hardly depend on it.
-- Nearly all runs of the text classification are predicted too slow in *few*, by 8 % on average:
-  the wait for the slowest is common to all DNNs, and its workers wait less than others.
+  30 % slower than the smaller runs say. MXNet's hash of tensors does not say so: with it three
+  servers would be the most uneven, and they are the most even. What stays on one server
+  (`uneven`) is fitted.
 - A run with one worker and one server tells what servers do in a step. It tells neither which part
-  of that each further worker adds nor how evenly several servers share it: in *dnn* both are taken
-  from other DNNs. Three and ten servers share ResNet-50 more evenly (predicted up to 59 % too slow
-  with one worker), and workers of ResNext-110, with its several hundred small tensors, cost more
-  (predicted up to 39 % too fast). Counts of tensors from published definitions did not help: the
-  language model (wlm) has eleven, and a worker of it costs servers what one of Inception-BN does,
-  which has about 280.
-- That computing and serving overlap, the luck of a number of servers, the loss and how far DNNs may
-  differ were settled by cross-validation: among calibration runs (*few*), and by predicting each
-  DNN from the others without a further one (*dnn*), averaged over all pairs. Of two formulas for
-  the overlap that this does not tell apart, and of spreads that it does not tell apart, one was
-  taken with the predicted runs in sight, like the wait and the hot part. No parameter was fitted to
-  a run that it predicts.
-- What servers do for a worker is never less than what 10 Gb/s need for its bytes. That is an
-  assumption for DNNs larger than those at hand; without it the median of *dnn* would be the same
-  and its 90th percentile 2 points less.
-- `perfmodel calibrate runs` has no part of computing that does not shrink. With half of it, and the
-  DNN cut into equal tensors, its general model has a median of 11 % and a 90th percentile of 35 %
-  on the rows of *few*.
-- Optimus' form is fitted as its authors do, to seconds. With relative errors its median is about
-  that of this model, its 90th percentile nearly twice as large.
+  of that each further worker adds, nor how evenly several servers share it, nor how little
+  the computing of many small layers shrinks with the batch (ResNext-110): in *dnn* all are taken
+  from other DNNs.
+- Priors were settled by cross-validation among these runs. No parameter was fitted to a run that it
+  predicts.
 - Not covered: asynchronous runs, and runs in which a worker stopped (left out).
 """,
 )
@@ -90,8 +82,27 @@ CORES = 2.0
 """Cores of a container: none uses more than 2.02."""
 
 SYNCHRONOUS = "dist_sync"
-FIVE_TERMS = "five-term"
-FIVE_TERMS_RELATIVE = "five-term, relative errors"
+
+CLUSTER = Cluster(
+    name="containers",
+    nic=Link(25e9 / 8.0),
+    source=Source("estimated", "links are assumed not to limit: 25 Gb/s"),
+)
+
+OPTIONS = {"sync": "bsp", "duplex": True, "split_above_bytes": 0.0}
+"""MXNet answers each tensor at once. What servers have of tensors is in ``uneven``."""
+
+LAYERS = 16
+
+TEXT = {"cnn-text-classification": (94, 3, 3), "wlm": (80, 13, 13, 80)}
+"""Sizes of layers, relative to each other, where an embedding has most bytes: the examples of MXNet
+of that name."""
+
+TENSORS = {
+    "resnet-50": 157, "resnext-110": 340, "inception-bn": 280,
+    "cnn-text-classification": 9, "wlm": 11,
+}
+"""Gradient tensors in MXNet's definitions; others have :data:`dnns.MANY_TENSORS`."""
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -123,9 +134,8 @@ class Speed(msgspec.Struct, frozen=True):
             workers=self.num_worker,
             servers=self.num_ps,
             step_s=step_s,
-            batch_size=self.total_batch_size,
-            worker_cpu_s=(self.worker_cpu_mean or 0.0) * step_s or None,
-            server_cpu_s=(self.ps_cpu_mean or 0.0) * step_s or None,
+            worker_cpu_s=(self.worker_cpu_mean or 0.0) / CORES * step_s or None,
+            server_cpu_s=(self.ps_cpu_mean or 0.0) / CORES * step_s or None,
         )
 
 
@@ -137,36 +147,23 @@ class Profile(msgspec.Struct, frozen=True):
     model_size_MB: float  # noqa: N815  as the file has it
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """A fit, and the terms of the baselines of each DNN."""
-
-    rows: int
-    fit: SynchronousFit
-    five_terms: dict[str, tuple[float, ...]] = {}
-    five_terms_relative: dict[str, tuple[float, ...]] = {}
-
-
 def cases(folder: Path) -> list[Case]:
     """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
-    runs = read_runs(folder)
-    profiles = read_profiles(folder)
-    entries = fitted.read("dl2", Entry)
-    found: list[Case] = []
-    for name, some in runs.items():
-        known = name in {one.name for one in entries["all"].fit.models}
-        if known:
-            found += _cases("few", name, some, entries["few"], entries["few"].fit)
-            found += _cases("all", name, some, entries["all"], entries["all"].fit)
-        if name not in profiles:
-            click.echo(f"{name}: not in models.csv, left out of the split dnn", err=True)
-            continue
-        alone = [run for run in some if run.workers == run.servers == 1][:1]
-        entry = entries.get(f"dnn/{name}") or entries["all"]
-        own = entry.fit.for_model(_model(profiles[name], alone or some[:1], alone))
-        found += _cases("dnn", name, some, entry, own)
+    entries = fitted.read("dl2", SynchronousFit)
+    found: list[Run] = []
+    for dnn in read(folder):
+        for split in ("few", "all"):
+            if dnn.name in entries[split].dnns:
+                served = entries[split].dnns[dnn.name]
+                known = fewest(dnn.runs) if split == "few" else seen(dnn, served)
+                found += _runs(split, dnn, served, known)
+        alone = [run for run in dnn.runs if run.workers == run.servers == 1][:1]
+        entry = entries.get(f"dnn/{dnn.name}") or entries["all"]
+        served = entry.of(msgspec.structs.replace(dnn, runs=tuple(alone)))
+        found += _runs("dnn", dnn, served, alone)
     if not found:
         raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
-    return found
+    return predicted(found)
 
 
 def fit(folder: Path) -> None:
@@ -174,126 +171,94 @@ def fit(folder: Path) -> None:
     fitted.write("dl2", entries_of(folder))
 
 
-def entries_of(folder: Path) -> dict[str, Entry]:
+def entries_of(folder: Path) -> dict[str, SynchronousFit]:
     """The fits by name: *few*, *dnn/NAME* of each DNN, *all*."""
-    profiles = read_profiles(folder)
-    runs = {name: some for name, some in read_runs(folder).items() if name in profiles}
-    if len(runs) < 2:
+    dnns_ = read(folder)
+    if len(dnns_) < 2:
         raise InputError(f"{folder}: runs of at least two DNNs in models.csv are needed")
-    models = {name: _model(profiles[name], some, some) for name, some in runs.items()}
-    few = {name: _model(profiles[name], some, fewest(some)) for name, some in runs.items()}
-    entries = {"few": _entry(list(few.values()), baselines=True)}
-    for name in models:
-        others = _entry([one for other, one in models.items() if other != name])
-        entries[f"dnn/{name}"] = msgspec.structs.replace(others, fit=others.fit.without_models())
-    return entries | {"all": _entry(list(models.values()), baselines=True)}
+    few = [msgspec.structs.replace(dnn, runs=tuple(fewest(dnn.runs))) for dnn in dnns_]
+    entries = {"few": fit_synchronous_servers(few)}
+    for dnn in dnns_:
+        others = [other for other in dnns_ if other is not dnn]
+        entries[f"dnn/{dnn.name}"] = fit_synchronous_servers(others, for_others=True)
+    return entries | {"all": fit_synchronous_servers(dnns_)}
 
 
 def fewest(some: Sequence[SynchronousRun]) -> list[SynchronousRun]:
     """The quarter with the fewest workers times servers; of equal ones, first the fewer workers."""
-    return sorted(some, key=lambda run: run.size)[: max(1, round(len(some) / 4))]
+    rising = sorted(some, key=lambda run: (run.workers * run.servers, run.workers, run.servers))
+    return rising[: max(1, round(len(some) / 4))]
 
 
-def five_terms(some: Sequence[SynchronousRun], *, relative: bool) -> tuple[float, ...]:
-    """Terms of Optimus' form, fitted by non-negative least squares.
-
-    Peng, Bao, Chen, Wu, Guo, "Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning
-    Clusters", EuroSys 2018: a step takes a m/w + b + c w/p + d w + e p with the batch m. Errors are
-    those of seconds, as there, or ``relative`` to the measured step.
-    """
-    from scipy.optimize import nnls
-
-    terms = np.array([_five(run) for run in some])
-    step_s = np.array([run.step_s for run in some])
-    weight = 1.0 / step_s if relative else np.ones(len(some))
-    return tuple(map(float, nnls(terms * weight[:, None], step_s * weight)[0]))
+def seen(dnn: Dnn, served: ServedDnn) -> list[SynchronousRun]:
+    """The runs of a DNN that the fit to all runs at hand was made with."""
+    return [run for run in dnn.runs if (run.workers, run.servers) in set(served.seen)]
 
 
-def read_runs(folder: Path) -> dict[str, list[SynchronousRun]]:
-    """Synchronous runs by DNN; says which rows are left out."""
-    found: dict[str, list[SynchronousRun]] = {}
-    others: set[str] = set()
-    stopped = 0
-    for row in rows.read(folder / "config_speed.csv", Speed):
-        if row.sync_mode != SYNCHRONOUS:
-            others.add(f"{row.model} {row.sync_mode}")
-        elif row.ran:
-            found.setdefault(row.model, []).append(row.run)
-        else:
-            stopped += 1
-    if others:
-        click.echo(f"not synchronous, left out: {', '.join(sorted(others))}", err=True)
-    if stopped:
-        click.echo(f"runs in which a worker stopped, left out: {stopped}", err=True)
-    return found
-
-
-def read_profiles(folder: Path) -> dict[str, Profile]:
-    """Rows of ``models.csv`` by DNN; none if there is no such file."""
-    path = folder / "models.csv"
-    return {row.model: row for row in rows.read(path, Profile)} if path.is_file() else {}
-
-
-def _model(
-    profile: Profile, like: Sequence[SynchronousRun], some: Sequence[SynchronousRun]
-) -> SynchronousModel:
-    """A DNN with some of its runs; its computing time is for the batch size of the first run."""
-    return SynchronousModel(
-        name=profile.model,
-        parameter_bytes=profile.model_size_MB * 1e6,
-        compute_s=profile.local_comp_time_s,
-        batch_size=like[0].batch_size,
-        runs=tuple(some),
-    )
-
-
-def _entry(models: Sequence[SynchronousModel], *, baselines: bool = False) -> Entry:
-    found = fit_synchronous_server(models, worker_cores=CORES, server_cores=CORES)
-    if not baselines:
-        return Entry(found.rows, found)
-    return Entry(
-        found.rows,
-        found,
-        {one.name: five_terms(one.runs, relative=False) for one in models},
-        {one.name: five_terms(one.runs, relative=True) for one in models},
-    )
-
-
-def _five(run: SynchronousRun) -> tuple[float, ...]:
-    w, p = run.workers, run.servers
-    return run.batch_size / w, 1.0, w / p, w, p
-
-
-def _cases(
-    split: str, name: str, some: Sequence[SynchronousRun], entry: Entry, fit: SynchronousFit
-) -> list[Case]:
-    """The runs of a DNN that a fit was not made with."""
-    used = {run for one in fit.models if one.name == name for run in one.runs}
-    alone = next((run for run in some if run.workers == run.servers == 1), None)
-    found = []
-    for run in some:
-        if (run.workers, run.servers, run.batch_size) in used:
+def read(folder: Path) -> list[Dnn]:
+    """The DNNs with their synchronous runs; says which rows are left out."""
+    path, found = folder / "models.csv", []
+    profiles = {row.model: row for row in rows.read(path, Profile)} if path.is_file() else {}
+    speeds = rows.read(folder / "config_speed.csv", Speed)
+    usable = [row for row in speeds if row.sync_mode == SYNCHRONOUS and row.ran]
+    for name in dict.fromkeys(row.model for row in usable):
+        some = [row for row in usable if row.model == name]
+        if name not in profiles:
+            click.echo(f"{name}: not in models.csv, left out", err=True)
             continue
-        step = fit.predict(name, run.workers, run.servers, run.batch_size)
-        others = {}
-        if alone is not None:
-            per_sample_s = alone.step_s / alone.batch_size
-            others["ideal scaling"] = per_sample_s * run.batch_size / run.workers
-        if name in entry.five_terms:
-            terms, relative = entry.five_terms[name], entry.five_terms_relative[name]
-            others[FIVE_TERMS] = float(np.dot(terms, _five(run)))
-            others[FIVE_TERMS_RELATIVE] = float(np.dot(relative, _five(run)))
-        found.append(
-            Case(
-                f"dl2/{split}/{name}",
-                f"{name} {run.workers} workers {run.servers} servers",
-                step.step_s,
-                run.step_s,
-                interval=step.uncertainty.interval(step.step_s),
-                pools=(f"dl2/{split}",),
-                others=others,
-                setting=name,
-                samples=run.batch_size,
-            )
-        )
+        whole = _workload(profiles[name], int(some[0].total_batch_size))
+        job = make_job(workload=whole, cluster=CLUSTER, arch="ps", options=OPTIONS)
+        found.append(Dnn(job=job, runs=tuple(row.run for row in some)))
+    if len(usable) < len(speeds):
+        left = len(speeds) - len(usable)
+        click.echo(f"not synchronous, or a worker stopped, left out: {left}", err=True)
     return found
+
+
+def _workload(profile: Profile, batch_size: int) -> Workload:
+    """A DNN's step on one worker, with the whole batch."""
+    name, size_bytes = profile.model, profile.model_size_MB * 1e6
+    layers = dnns.layers_of(name) if name == "resnet-50" else None
+    if layers is not None:
+        every = [tensor.bytes for layer in layers for tensor in layer.tensors]
+        sizes = [float(sum(part)) for part in np.array_split(every, LAYERS)]
+    else:
+        sizes = [float(size) for size in TEXT.get(name, (1,) * LAYERS)]
+    each_s = profile.local_comp_time_s / len(sizes)
+    found = Workload.of(
+        name,
+        [
+            WorkloadLayer(f"{i}", each_s / 3.0, each_s / 1.5, (size_bytes * size / sum(sizes),))
+            for i, size in enumerate(sizes)
+        ],
+        batch_size=batch_size,
+    )
+    return msgspec.structs.replace(found, tensors=TENSORS.get(name, dnns.MANY_TENSORS))
+
+
+def _runs(split: str, dnn: Dnn, served: ServedDnn, known: Sequence[SynchronousRun]) -> list[Run]:
+    """The runs of a DNN but those that are known."""
+    return [
+        Run(
+            f"dl2/{split}/{dnn.name}",
+            f"{dnn.name} {run.workers} workers {run.servers} servers",
+            job_of(dnn, served, run),
+            step_s=run.step_s,
+            pools=(f"dl2/{split}",),
+            setting=dnn.name,
+        )
+        for run in dnn.runs
+        if run not in known
+    ]
+
+
+def job_of(dnn: Dnn, served: ServedDnn, run: SynchronousRun) -> Job:
+    """The job of a run."""
+    whole = dnn.job.workload
+    return make_job(
+        workload=served.workload(whole, max(round(whole.batch_size / run.workers), 1)),
+        cluster=served.cluster(CLUSTER),
+        workers=run.workers,
+        arch="ps",
+        options={**OPTIONS, "servers": run.servers, "uneven": served.uneven},
+    )

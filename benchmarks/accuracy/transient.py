@@ -21,12 +21,11 @@ import msgspec
 import numpy as np
 
 from benchmarks.accuracy import cmdare, fitted, rows
-from benchmarks.accuracy.cases import About, Case, Split
+from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
 from perfmodel.base.errors import InputError, number
-from perfmodel.calibration import Run, Series, ServerFit
+from perfmodel.calibration.servers.asynchronous import AsynchronousFit
 
 MODEL = "resnet32"
-BATCH = 128
 CMDARE_SPLIT = "all"
 DEVICES = {"k": "k80", "p": "p100", "v": "v100"}
 
@@ -81,113 +80,68 @@ class Setup(NamedTuple):
 class Fit(msgspec.Struct, frozen=True):
     """Devices that the other campaign did not have.
 
-    Attributes
-    ----------
-    rows : runs that it was fitted to.
-    alone : steps per second of one worker, by device.
-    workers : of the runs that it was fitted to, by device.
+    ``rows`` are the runs that were fitted to, ``workers`` how many workers they had, by device.
     """
 
     rows: int
-    alone: dict[str, float]
     workers: dict[str, int]
+    fit: AsynchronousFit
 
 
 def cases(folder: Path) -> list[Case]:
     """Every configuration that nothing was fitted to; seconds of a worker's step."""
     told = fitted.read("transient", Fit)["few"]
-    server = _server(told.alone)
     left_out: list[str] = []
-    found = []
+    found: list[Run] = []
     for (experiment, config), rates in _runs(folder).items():
         setup = _setup(experiment, config)
         if isinstance(setup, str):
             left_out.append(f"{config} of {experiment} ({setup})")
-        elif not setup.workers.keys() <= {_device(one.name) for one in server.series}:
+        elif not {f"{device}/{MODEL}" for device in setup.workers} <= told.fit.compute_s.keys():
             left_out.append(f"{config} of {experiment} (a device that nobody measured)")
-        elif any(setup == Setup(1, {name: count}) for name, count in told.workers.items()):
-            continue
-        else:
-            name = f"{experiment} {config}, {len(rates)} runs"
-            found.append(_case(name, setup, server, float(np.median(rates))))
+        elif not any(setup == Setup(1, {name: count}) for name, count in told.workers.items()):
+            found.append(
+                Run(
+                    f"transient/few/{MODEL}",
+                    f"{experiment} {config}, {len(rates)} runs",
+                    cmdare.job_of(told.fit, MODEL, setup.workers, setup.servers),
+                    step_s=setup.total / float(np.median(rates)),
+                    pools=("transient/few",),
+                    setting=MODEL,
+                )
+            )
     if left_out:
         click.echo(f"left out: {', '.join(left_out)}", err=True)
     if not found:
         raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
-    return found
-
-
-def _case(name: str, setup: Setup, server: ServerFit, rate: float) -> Case:
-    mix = {f"{device}/{MODEL}": count for device, count in setup.workers.items()}
-    predicted = server.predict_mixed(mix, setup.servers)
-    alone = sum(count * server.predict(one, 1).steps_per_s for one, count in mix.items())
-    count = setup.total
-    return Case(
-        f"transient/few/{MODEL}",
-        name,
-        count / predicted.steps_per_s,
-        count / rate,
-        interval=(count / predicted.high_steps_per_s, count / predicted.low_steps_per_s),
-        pools=("transient/few",),
-        others={"ideal scaling": count / alone},
-        setting=MODEL,
-        samples=float(BATCH * count),
-    )
+    return predicted(found)
 
 
 def fit(folder: Path) -> None:
     """Fit what the other campaign does not tell and write it down for :func:`cases`."""
-    known = {_device(one.name) for one in _server({}).series}
+    fitted.write("transient", {"few": calibrated(folder)})
+
+
+def calibrated(folder: Path) -> Fit:
+    """The other campaign's fit, with the devices whose runs only this one has."""
+    server = cmdare.read_fits()[CMDARE_SPLIT]
     fewest: dict[str, tuple[int, list[float]]] = {}
     for (experiment, config), rates in _runs(folder).items():
         setup = _setup(experiment, config)
         if isinstance(setup, str) or setup.servers != 1 or len(setup.workers) != 1:
             continue
         device, count = next(iter(setup.workers.items()))
-        if device not in known and count < fewest.get(device, (np.inf, []))[0]:
+        known = f"{device}/{MODEL}" in server.compute_s
+        if not known and count < fewest.get(device, (np.inf, []))[0]:
             fewest[device] = (count, rates)
-    told = Fit(
+    further = [
+        cmdare.series(name, MODEL, [(count, count / float(np.median(rates)), cmdare.SPREAD)])
+        for name, (count, rates) in sorted(fewest.items())
+    ]
+    return Fit(
         rows=sum(len(rates) for _, rates in fewest.values()),
-        alone={name: _alone(name, *one) for name, one in sorted(fewest.items())},
         workers={name: count for name, (count, _) in sorted(fewest.items())},
-    )
-    fitted.write("transient", {"few": told})
-
-
-def _alone(device: str, workers: int, rates: list[float]) -> float:
-    """Steps per second of one worker, if so many have the median of ``rates``."""
-    from scipy.optimize import brentq
-
-    rate = float(np.median(rates))
-
-    def miss(alone: float) -> float:
-        return _server({device: alone}).predict(f"{device}/{MODEL}", workers).steps_per_s - rate
-
-    most = 2.0 * rate
-    if workers == 1 or miss(most) < 0.0:  # the server alone would be slower than what was measured
-        return fitted.rounded(rate / workers)
-    return fitted.rounded(brentq(miss, rate / workers / 2.0, most, rtol=1e-4))
-
-
-def _server(alone: Mapping[str, float]) -> ServerFit:
-    """The other campaign's fit, with ResNet-32 on more devices."""
-    server = cmdare.read_fits()[CMDARE_SPLIT]
-    series = [one for one in server.series if one.model == MODEL]
-    if not series:
-        raise InputError(f"cmdare: nothing is fitted to {MODEL}")
-    for device, rate in alone.items():
-        load = series[0]
-        server = server.with_series(
-            Series(
-                name=f"{device}/{MODEL}",
-                model=MODEL,
-                tensors=load.tensors,
-                parameter_bytes=load.parameter_bytes,
-                runs=(Run(1, rate),),
-            )
-        )
-    return msgspec.structs.replace(
-        server, series=tuple(one for one in server.series if one.model == MODEL)
+        fit=server.with_series(further) if further else server,
     )
 
 
@@ -222,7 +176,3 @@ def _setup(experiment: str, config: str) -> Setup | str:
         full = DEVICES[device[0]]
         workers[full] = workers.get(full, 0) + int(count)
     return Setup(int(parsed[1] or 1), workers)
-
-
-def _device(series: str) -> str:
-    return series.split("/", maxsplit=1)[0]

@@ -17,8 +17,7 @@ PACKAGE = "perfmodel"
 
 NEW_HOMES: Mapping[str, tuple[str, ...]] = {
     "calibration.collectives": ("calibration.network.collectives",),
-    "calibration.synchronous_model": ("calibration.servers.synchronous_model",),
-    "calibration.synchronous_server": ("calibration.servers.synchronous_fit",),
+    "calibration.synchronous_server": ("calibration.servers.synchronous",),
     "calibration.trainings": ("calibration.placements.table",),
     "catalogue": ("inputs.catalogue",),
     "coarse": ("predicting.coarse", "predicting.variants"),

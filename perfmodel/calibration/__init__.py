@@ -2,39 +2,37 @@
 
 from perfmodel.calibration.runs.fit import RunsFit, fit_runs
 from perfmodel.calibration.runs.table import PastRun, RunsTable, read_runs
-from perfmodel.calibration.servers.asynchronous_fit import fit_asynchronous_server
-from perfmodel.calibration.servers.asynchronous_model import PUBLISHED, Load, Published, Run, Series
-from perfmodel.calibration.servers.asynchronous_result import ServerFit, Throughput, read_fit
-from perfmodel.calibration.servers.costs import (
-    ServerCosts,
-    fitted_costs,
-    measured_costs,
-    with_server,
+from perfmodel.calibration.servers.asynchronous import (
+    AsynchronousFit,
+    Series,
+    fit_asynchronous_servers,
 )
-from perfmodel.calibration.servers.series import read_series
+from perfmodel.calibration.servers.costs import ServerCosts, measured_costs, with_server
+from perfmodel.calibration.servers.synchronous import (
+    Dnn,
+    SynchronousFit,
+    SynchronousRun,
+    fit_synchronous_servers,
+)
 from perfmodel.calibration.statistics import Estimate, Fitted, Residuals
 
 __all__ = [
-    "PUBLISHED",
+    "AsynchronousFit",
+    "Dnn",
     "Estimate",
     "Fitted",
-    "Load",
     "PastRun",
-    "Published",
     "Residuals",
-    "Run",
     "RunsFit",
     "RunsTable",
     "Series",
     "ServerCosts",
-    "ServerFit",
-    "Throughput",
-    "fit_asynchronous_server",
+    "SynchronousFit",
+    "SynchronousRun",
+    "fit_asynchronous_servers",
     "fit_runs",
-    "fitted_costs",
+    "fit_synchronous_servers",
     "measured_costs",
-    "read_fit",
     "read_runs",
-    "read_series",
     "with_server",
 ]

@@ -83,18 +83,21 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``placement`` is *dedicated* (a node of its own, after the workers' nodes) or *colocated* (one
     on each node of the workers in turn, whose link it shares). Applying one pushed tensor of n
     bytes takes ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update
-    threads.
+    threads. An update of n bytes takes a further ``n * optimizer_per_byte_s`` there, once: also
+    where it is made of the gradients of many workers.
     """
 
     placement: Literal["dedicated", "colocated"] = "dedicated"
     update_per_tensor_s: float = 0.0
     update_per_byte_s: float = 0.0
     threads: int = 1
+    optimizer_per_byte_s: float = 0.0
 
     def __post_init__(self) -> None:
         number("update_per_tensor_s", self.update_per_tensor_s)
         number("update_per_byte_s", self.update_per_byte_s)
         whole_number("threads", self.threads)
+        number("optimizer_per_byte_s", self.optimizer_per_byte_s)
 
 
 class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -56,7 +56,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         gradients to the network is part of the backward pass.
     data_loading_s : of the worker that takes longest to load a batch.
     gradient_bytes, tensors : of the whole model.
-    update_per_tensor_s, update_per_byte_s, update_threads : of one server.
+    update_per_tensor_s, update_per_byte_s, optimizer_per_byte_s, update_threads : of one server.
     scale : mean computation of a worker over the profiled one.
     slowdown : the same for the part of the computation that does not grow with the batch.
     unequal : computation of the slowest worker over the mean one, jitter apart.
@@ -85,6 +85,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     tensors: Quantity
     update_per_tensor_s: Quantity
     update_per_byte_s: Quantity
+    optimizer_per_byte_s: Quantity
     update_threads: Quantity
     scale: Quantity
     slowdown: Quantity
@@ -312,6 +313,7 @@ def quantities_of(job: Job) -> Quantities:
         tensors=float(w.tensors),
         update_per_tensor_s=cluster.server.update_per_tensor_s,
         update_per_byte_s=cluster.server.update_per_byte_s,
+        optimizer_per_byte_s=cluster.server.optimizer_per_byte_s,
         update_threads=cluster.update_threads,
         scale=mean,
         slowdown=mean,

@@ -100,6 +100,7 @@ def symbolic(job: Job) -> Quantities:
         inside_bandwidth_bytes_per_s=math.inf,
         inside_latency_s=0.0,
         data_loading_s=0.0,
+        optimizer_per_byte_s=job.cluster.server.optimizer_per_byte_s,
         update_threads=job.cluster.update_threads,
         scale=1.0,
         slowdown=1.0,

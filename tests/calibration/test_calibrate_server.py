@@ -1,4 +1,4 @@
-"""What updates cost a server: of runs that measured it, and of throughput that has a truth."""
+"""What updates cost a server, from runs that measured it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ import pytest
 
 from perfmodel import InputError, Link
 from perfmodel.base.provenance import Source
-from perfmodel.calibration import (
-    fit_asynchronous_server,
-    measured_costs,
-    read_series,
-    with_server,
-)
+from perfmodel.calibration import measured_costs, with_server
 from perfmodel.calibration.statistics import folds, median_interval
 from perfmodel.cli import main
-from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, Server, read_cluster
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
 
@@ -30,7 +24,6 @@ CLUSTER = Cluster(
     server=Server("colocated", update_per_tensor_s=1e-4, update_per_byte_s=1e-10, threads=3),
     source=MADE,
 )
-TENSOR_S, BYTE_S = 0.3e-3, 2e-9
 
 
 def run(per_tensor_s: float | None, per_byte_s: float | None) -> MeasuredRun:
@@ -58,19 +51,6 @@ def write(path: Path, *runs: MeasuredRun) -> list[str]:
     for name, one in zip(names, runs, strict=True):
         Path(name).write_bytes(msgspec.json.encode(one))
     return names
-
-
-def rows(models: dict[str, tuple[int, float]], noise: float = 0.01) -> str:
-    """Throughput of asynchronous workers whose server takes TENSOR_S and BYTE_S, as a table."""
-    random = np.random.default_rng(0)
-    lines = ["series,model,tensors,parameter_bytes,workers,steps_per_s"]
-    for name, (tensors, size) in models.items():
-        demand = TENSOR_S * tensors + BYTE_S * size
-        step = 5.0 * demand
-        for n in range(1, 13):
-            rate = ((step / n) ** 4 + demand**4) ** -0.25 * np.exp(noise * random.standard_normal())
-            lines.append(f"{name} on v100,{name},{tensors},{size / 1e6} MB,{n},{rate:.5g}")
-    return "\n".join(lines)
 
 
 def test_the_median_of_several_runs_counts() -> None:
@@ -122,54 +102,6 @@ def test_a_run_goes_into_a_cluster() -> None:
     assert with_server(CLUSTER, run(2e-4, None)).server.update_per_byte_s == 1e-10
 
 
-def test_a_series_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(
-        "workers,steps_per_s,servers,spread_fraction,series\n"
-        "1,11.5,,,k80\n4,40,2,0.1,k80\n1,3,,,p4\n"
-    )
-    profile = catalogue.model("resnet50")
-    first, second = read_series(path, profile=profile)
-    assert (first.name, first.model, second.name) == ("k80", "resnet50", "p4")
-    assert (first.tensors, first.parameter_bytes) == (161, profile.parameter_bytes)
-    assert [(r.workers, r.servers) for r in first.runs] == [(1, 1), (4, 2)]
-    assert [r.spread_fraction for r in first.runs] == [0.0, 0.1]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("workers,steps\n1,2\n", "t.csv: column 'steps_per_s' is missing; is it 'steps'?"),
-        ("workers,steps_per_s\n1,2\n", "t.csv: column 'tensors' is missing"),
-        ("workers,steps_per_s,tensors,parameter_bytes\n0,2,1,1\n",
-         "t.csv: line 2: workers: must be at least 1, got 0"),
-        ("workers,steps_per_s,tensors,parameter_bytes\n1,0,1,1\n",
-         "t.csv: line 2: steps_per_s: must be more than 0, got 0"),
-        ("workers,steps_per_s,tensors,parameter_bytes\n1,1,1,1\n2,2,2,1\n",
-         "t.csv: line 3: series 't' has another model, tensors or parameter_bytes above"),
-    ],
-)  # fmt: skip
-def test_lines_that_are_no_runs_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("t.csv").write_text(text)
-    with pytest.raises(InputError) as error:
-        read_series("t.csv")
-    assert str(error.value).startswith(said)
-
-
-MODELS = {"deep": (300, 4e6), "wide": (10, 4e8), "both": (150, 8e7)}
-
-
-def test_a_table_of_throughput_has_the_truth(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(rows(MODELS))
-    fit = fit_asynchronous_server(read_series(path))
-    assert fit.update_per_tensor_s.low < TENSOR_S < fit.update_per_tensor_s.high
-    assert fit.update_per_byte_s.low < BYTE_S < fit.update_per_byte_s.high
-
-
 def call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
 ) -> tuple[int, str, str]:
@@ -201,34 +133,14 @@ def test_the_command_writes_a_cluster_of_runs(
     assert server["update_per_tensor_s"] == 2e-4
 
 
-def test_the_command_fits_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(rows(MODELS))
-    code, out, _ = call(monkeypatch, capsys, "calibrate", "server", str(path), "--json")
-    found = json.loads(out)
-    assert (code, found["schema"], found["kind"]) == (0, "perfmodel.calibration/1", "server")
-    tensor, byte = found["estimates"]
-    assert tensor["low"] < TENSOR_S < tensor["high"]
-    assert byte["low"] < BYTE_S < byte["high"]
-    assert found["notes"] == []
-    path.write_text(rows({"deep": MODELS["deep"]}))
-    code, out, _ = call(monkeypatch, capsys, "calibrate", "server", str(path))
-    assert "one model cannot tell the cost of a tensor from that of a byte" in out
-
-
 def test_mistakes_are_one_line_and_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (name,) = write(tmp_path, run(None, None))
-    table = tmp_path / "t.csv"
-    table.write_text(rows(MODELS))
     before = sorted(tmp_path.iterdir())
     found = str(tmp_path / "found.json")
     for words, said in (
         ([name], "none measured what an update costs its server"),
-        ([name, str(table)], "a table of throughput comes alone"),
         ([str(tmp_path / "none.json")], "cannot read"),
         ([name, "--cluster", "lba"], "unknown cluster 'lba'"),
     ):

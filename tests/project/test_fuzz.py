@@ -31,7 +31,6 @@ from perfmodel.base.errors import InputError, PerfmodelError
 from perfmodel.calibration import read_runs
 from perfmodel.calibration.network.fit import fit_network
 from perfmodel.calibration.network.fit import read as read_network
-from perfmodel.calibration.servers.series import read_series
 from perfmodel.cli import main
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import read_cluster
@@ -204,10 +203,6 @@ def of_runs(path: Path) -> Any:
     return [[run.step_s, *answers(run.job)] for run in found.runs[:3]]
 
 
-def of_series(path: Path) -> Any:
-    return msgspec.to_builtins(read_series(path))
-
-
 def of_measurements(path: Path) -> Any:
     return msgspec.to_builtins(read_network(path))
 
@@ -296,13 +291,6 @@ RUNS = [
     ["resnet18", "", "v100", "32", "4", "ring", "", "", "", "10Gbps", "", "", "300"],
     ["alexnet", "", "v100", "64", "8", "asp", "", "2", "", "", "", "0.9", ""],
 ]  # fmt: skip
-SERIES = [
-    ["series", "model", "tensors", "parameter_bytes", "workers", "servers", "steps_per_s",
-     "spread_fraction"],
-    ["p100", "resnet18", "60", "46e6", "1", "1", "3.0", "0.01"],
-    ["p100", "resnet18", "60", "46e6", "4", "1", "9.0", ""],
-    ["v100", "resnet18", "60", "46e6", "2", "2", "9.0", ""],
-]  # fmt: skip
 NETWORK = [
     ["operation", "ranks", "bytes", "seconds", "count", "at_once"],
     ["ping_pong", "2", "4096", "3.8e-5", "", ""],
@@ -358,7 +346,6 @@ LOADERS: dict[str, tuple[Callable[[Path], Any], st.SearchStrategy[tuple[str, byt
     "cases": (of_cases, suffixed(".json", made(CASES))),
     "run": (of_run_file, suffixed(".json", made(RUN))),
     "runs": (of_runs, suffixed(".csv", csv(RUNS))),
-    "series": (of_series, suffixed(".csv", csv(SERIES))),
     "measurements": (of_measurements, suffixed(".json", made(MEASUREMENTS))),
     "network": (of_network, suffixed(".json", made(MEASUREMENTS))),
     "network, table": (of_network, suffixed(".csv", csv(NETWORK))),

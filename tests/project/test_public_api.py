@@ -196,6 +196,7 @@ PREDICTION: dict[str, Any] = {
                     "update_per_tensor_s": NUMBER,
                     "update_per_byte_s": NUMBER,
                     "threads": WHOLE,
+                    "optimizer_per_byte_s": NUMBER,
                 },
                 "overrides": [{"node": WHOLE, "nic": LINK, "speed": NUMBER}],
                 "collectives": [COLLECTIVE],
@@ -370,8 +371,7 @@ def test_canary_a_wrong_sum_is_seen(change: Any, expected: list[str]) -> None:
 
 FORMER = {
     "calibration.collectives": "fit_collective plain_alpha_beta",
-    "calibration.synchronous_model": "SynchronousModel SynchronousRun",
-    "calibration.synchronous_server": "fit_synchronous_server",
+    "calibration.synchronous_server": "SynchronousRun",
     "calibration.trainings": "Step Training",
     "catalogue": "cluster model model_names",
     "coarse": "evaluate phases",
@@ -385,8 +385,7 @@ FORMER = {
 """What was described of the modules that have moved."""
 
 STAYED = {
-    "calibration": "PUBLISHED Published Run Series fit_asynchronous_server fit_runs read_fit "
-    "read_runs",
+    "calibration": "Series fit_runs read_runs",
     "calibration.network": "fit_network read",
     "engine": "makespan simulate timeline",
     "graph": "GraphBuilder",

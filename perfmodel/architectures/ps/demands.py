@@ -36,6 +36,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
         workers tend towards lockstep; 0 where no tensor is cut.
     update_s : update time of the server that has most to update, with all its threads.
     per_tensor_s, per_byte_s : the same for each tensor and each byte.
+    optimizer_per_byte_s : further time for each byte of an update of all workers together.
     threads : of a server; one update takes one of them.
     longest_s : the longest update, on its thread.
     sent : bytes pushed for each byte of gradients.
@@ -50,6 +51,7 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
     update_s: Quantity
     per_tensor_s: Quantity
     per_byte_s: Quantity
+    optimizer_per_byte_s: Quantity
     threads: Quantity
     longest_s: Quantity
     sent: float
@@ -60,6 +62,9 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
         options = Options.of(job)
         tensor_s = q.update_per_tensor_s / q.update_threads
         byte_s = (q.update_per_byte_s + options.decode_per_byte_s) / q.update_threads
+        once_s = q.optimizer_per_byte_s / q.update_threads
+        if options.sync != "bsp":  # each gradient is an update, or a part of one
+            byte_s, once_s = byte_s + once_s / options.softsync, 0.0
         fullest, lockstep = 1.0 / q.servers, 0.0
         update_s = fullest * (q.tensors * tensor_s + q.gradient_bytes * byte_s)
         cut_up = options.servers > 1 or options.partition_bytes < math.inf
@@ -84,10 +89,15 @@ class Demands(msgspec.Struct, frozen=True, eq=False):
             update_s=update_s,
             per_tensor_s=tensor_s,
             per_byte_s=byte_s,
+            optimizer_per_byte_s=once_s,
             threads=q.update_threads,
             longest_s=_longest_s(q, tensor_s, byte_s),
             sent=options.sent_share,
         )
+
+    def optimizer_s(self, gradient_bytes: Quantity) -> Quantity:
+        """Time of the fullest server for an update of all workers together, beside their pushes."""
+        return self.optimizer_per_byte_s * self.fullest * gradient_bytes
 
 
 def _longest_s(q: Quantities, tensor_s: Quantity, byte_s: Quantity) -> Quantity:

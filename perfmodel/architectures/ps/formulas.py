@@ -84,11 +84,9 @@ def _together(job: Job, q: Quantities) -> Phases:
     found = q.at_paces(
         lambda late: _in_step(job, q, demands, late, pushers), late=options.backup_workers
     )
-    return msgspec.structs.replace(
-        found,
-        busy_s={name: pushers * seconds for name, seconds in found.busy_s.items()},
-        updates=1.0 / q.workers,
-    )
+    busy_s = {name: pushers * seconds for name, seconds in found.busy_s.items()}
+    busy_s["servers"] = busy_s["servers"] + demands.optimizer_s(q.gradient_bytes)
+    return msgspec.structs.replace(found, busy_s=busy_s, updates=1.0 / q.workers)
 
 
 def _in_step(job: Job, q: Quantities, d: Demands, late: Quantity, pushers: Quantity) -> Phases:
@@ -152,7 +150,11 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
         longer = maximum(d.threads / updating, 1.0)
         stages = [
             Stage(0.0, d.sent * maximum(own_pushing_s / d.fullest, pushing_s, d.flow_s)),
-            Stage(updating * d.per_tensor_s, updating * d.per_byte_s, longer),
+            Stage(
+                updating * d.per_tensor_s,
+                updating * d.per_byte_s + d.optimizer_per_byte_s,
+                longer,
+            ),
         ]
         if options.duplex:
             stages.append(Stage(0.0, pull_s))
@@ -173,7 +175,7 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
     else:
         pull = m * maximum(own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s)
         push = m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s)
-        update = maximum(updating * d.update_s, d.longest_s)
+        update = maximum(updating * d.update_s, d.longest_s) + d.optimizer_s(m)
     if flows.in_step and not options.overlap and not q.alike and not is_symbol(q.workers):
         push, update = _one_by_one(q, late, push, update)
     link_s = d.shared_s * d.fullest * m
@@ -405,6 +407,7 @@ def exact(job: Job) -> bool:
     # layers before the first one with parameters begin while updates are still going on
     first = options.duplex or not options.overlap or expanded(job.workload).layers[0].tensor_bytes
     one_by_one = options.servers == 1 and job.cluster.update_threads == 1
+    one_by_one &= options.sync != "bsp" or job.cluster.server.optimizer_per_byte_s == 0.0
     simple = bool(first) and one_by_one and leaves_out(job) is None
     if options.sync == "ssp" and options.staleness_bound == 0.0:  # whenever workers start
         return simple and plain(msgspec.structs.replace(job, start="together"))

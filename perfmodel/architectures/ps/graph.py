@@ -228,15 +228,18 @@ class _Builder:
             place=self.home,
             axes=(("server", None),),
         )
+        self.threads = threads[slices.server]
         seconds = cost.update_per_tensor_s * slices.tensors + slices.bytes * (
             cost.update_per_byte_s + self.options.decode_per_byte_s
         )
+        if self.options.sync != "bsp":
+            seconds += slices.bytes * (cost.optimizer_per_byte_s / self.options.softsync)
         return self.b.ops(
             "update",
             self.shape,
             group=self.group,
             cause="cpu" if self.on_workers_cores else "server",
-            slot=threads[slices.server],
+            slot=self.threads,
             axes=(("worker", None), ("slice", self.names)),
             **self.workers.processors.work(seconds, self.home[slices.server], 1),
         )
@@ -260,7 +263,7 @@ class _Builder:
         b, options = self.b, self.options
         fresh = update
         if options.sync == "bsp":
-            fresh = self._for_all("all applied by", "server", self.names)
+            fresh = self._optimised()
             if not options.backup_workers:
                 b.edge(update, np.broadcast_to(fresh, update.shape))
         if options.duplex:
@@ -275,6 +278,15 @@ class _Builder:
             b.edge(np.broadcast_to(whole[:, None], (len(pull), 1)), pull, lag=1)
             self._bound(whole[:, None], pull, lag=1)
         return fresh
+
+    def _optimised(self) -> Ids:
+        """The end of an update of each slice by all workers: the optimizer, if that takes time."""
+        optimizer_s = self.job.cluster.server.optimizer_per_byte_s * self.slices.bytes
+        if not optimizer_s.any():
+            return self._for_all("all applied by", "server", self.names)
+        home = self.home[self.slices.server]
+        work = self.workers.processors.work(optimizer_s, home, 1)
+        return self._for_all("all applied by", "server", self.names, slot=self.threads, **work)
 
     def _requests(self, pull: Ids) -> Ids:
         """Pulls on request: an acknowledgement to the worker, and its request to the server.
@@ -300,12 +312,13 @@ class _Builder:
         self.b.edge(request, pull)
         return answer
 
-    def _for_all(self, label: str, cause: str, names: tuple[str, ...]) -> Ids:
+    def _for_all(self, label: str, cause: str, names: tuple[str, ...], **work: Any) -> Ids:
         return self.b.ops(
             label,
             (1, len(names)),
             cause=cause,
             axes=(("all workers", ("all workers",)), ("slice", names)),
+            **work,
         )
 
     def _bound(self, applied: Ids, pull: Ids, lag: int) -> None:

@@ -62,6 +62,13 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
             lambda o: o.servers == 1,
         ),
     ] = 4e6
+    uneven: Annotated[
+        float,
+        Option(
+            "fraction of the cut tensors that stays with one server, beside its even share",
+            lambda o: o.servers == 1,
+        ),
+    ] = 0.0
     local_aggregation: Annotated[
         bool,
         Option(
@@ -86,6 +93,7 @@ class Options(Transmission, frozen=True, forbid_unknown_fields=True):
         whole_number("servers", self.servers, at_most=MOST_SERVERS)
         if self.split_above_bytes != math.inf:
             number("split_above_bytes", self.split_above_bytes)
+        number("uneven", self.uneven, at_most=1.0)
         bound = self.staleness_bound
         if bound != math.inf and (number("staleness_bound", bound) != int(bound)):
             raise InputError(f"staleness_bound: expected a whole number or inf, got {bound:g}")

@@ -31,9 +31,10 @@ class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 def slices_of(workload: Workload, options: Options) -> Slices:
     """Place a workload's tensors; the part of a layer on a server is one message, a slice.
 
-    Tensors of more than ``split_above_bytes`` are cut evenly over all servers. The others go whole:
-    by *hash* of their number, or, the largest first, to the server with the fewest *bytes* so far.
-    Slices larger than ``partition_bytes`` are then cut evenly.
+    Tensors of more than ``split_above_bytes`` are cut evenly over all servers, but for a fraction
+    ``uneven``, which the first server has on top. The others go whole: by *hash* of their number,
+    or, the largest first, to the server with the fewest *bytes* so far. Slices larger than
+    ``partition_bytes`` are then cut evenly.
     """
     tensors = tensors_of(workload)
     servers = options.servers
@@ -54,7 +55,10 @@ def slices_of(workload: Workload, options: Options) -> Slices:
     for t, layer in enumerate(tensors.layer.tolist()):
         parts = range(servers) if cut[t] else (int(home[t]),)
         for server in parts:
-            held.setdefault((layer, server), []).append(tensors.bytes[t] / len(parts))
+            size = tensors.bytes[t] / len(parts)
+            if cut[t] and options.uneven > 0.0:
+                size *= 1.0 - options.uneven + options.uneven * servers * (server == 0)
+            held.setdefault((layer, server), []).append(size)
     where = np.array(list(held))
     size = np.array([sum(parts) for parts in held.values()])
     count = np.array([len(parts) for parts in held.values()], np.float64)

@@ -10,8 +10,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
-from perfmodel.calibration.servers.asynchronous_result import ServerFit
-from perfmodel.calibration.statistics import Estimate, Fitted, Residuals, median_interval
+from perfmodel.calibration.statistics import Estimate, Fitted, median_interval
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.measuring.training.run import MeasuredRun
 
@@ -29,14 +28,12 @@ class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     estimates : per tensor, then per byte.
     seen : what they are based on, as text.
-    residuals : errors of the step time, where throughput was fitted to.
     """
 
     schema: Literal["perfmodel.calibration/1"] = "perfmodel.calibration/1"
     kind: Literal["server"] = "server"
     estimates: tuple[Fitted, ...]
     seen: str
-    residuals: Residuals | None = None
     notes: tuple[str, ...] = ()
 
     def cluster(self, base: Cluster) -> Cluster:
@@ -47,7 +44,7 @@ class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
             base,
             name=f"{base.name}-calibrated",
             server=msgspec.structs.replace(base.server, **found),
-            source=Source("measured" if self.residuals is None else "estimated", text),
+            source=Source("measured", text),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,27 +87,6 @@ def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts
         raise InputError("runs: none measured what an update costs its server")
     seen = f"measured in {len(runs)} run{'s' * (len(runs) > 1)}"
     return ServerCosts(estimates=tuple(estimates), seen=seen, notes=tuple(notes))
-
-
-def fitted_costs(fit: ServerFit, cluster: Cluster) -> ServerCosts:
-    """Costs of an update from the throughput of asynchronous runs."""
-    found = {name: getattr(fit, name) for name in COSTS}
-    estimates = tuple(_fitted(name, getattr(cluster.server, name), e) for name, e in found.items())
-    notes = []
-    if len({one.model for one in fit.series}) == 1:
-        notes.append(
-            "one model cannot tell the cost of a tensor from that of a byte: how they share it is "
-            "little more than the published figures"
-        )
-    if not any(one.bends for one in fit.series):
-        notes.append("no run shows a busy server: its costs are little more than published figures")
-    runs = sum(len(one.runs) for one in fit.series)
-    return ServerCosts(
-        estimates=estimates,
-        seen=f"fitted to the throughput of {runs} asynchronous runs",
-        residuals=fit.residuals,
-        notes=tuple(notes),
-    )
 
 
 def with_server(cluster: Cluster, *runs: MeasuredRun) -> Cluster:

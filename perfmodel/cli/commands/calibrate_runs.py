@@ -83,49 +83,27 @@ def runs(
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="RUN.json...|SERIES.csv")
-@click.option("--model", metavar="NAME", help="Model of a series that does not name its tensors.")
-@click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
+@click.argument("paths", nargs=-1, required=True, metavar="RUN.json...")
 @click.option("--cluster", metavar="NAME|FILE", help="Whose server.  [default: ethernet-10g]")
 @click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def server(
-    paths: tuple[str, ...],
-    model: str | None,
-    workload: str | None,
-    cluster: str | None,
-    output: str | None,
-    as_json: bool,
+    paths: tuple[str, ...], cluster: str | None, output: str | None, as_json: bool
 ) -> None:
-    """Find what updates cost a parameter server.
+    """Find what updates cost a parameter server, from files of runs that measured it.
 
-    From files of runs that measured it, or from a table of workers and steps_per_s of asynchronous
-    training.
+    Costs are found in tables of throughput by: perfmodel calibrate runs.
 
     \b
     perfmodel calibrate server run1.json run2.json --cluster lab.toml --output lab.json
-    perfmodel calibrate server throughput.csv --model resnet50
     """
-    from perfmodel.calibration.servers import costs
-    from perfmodel.cli.options import ending
+    from perfmodel.calibration.servers.costs import measured_costs
     from perfmodel.inputs import catalogue
+    from perfmodel.measuring.training.run import read_run
 
     check_files(None, output)
     base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
-    profile = _profile(model, workload)
-    tables = [path for path in paths if ending(path) == "csv"]
-    if tables and len(paths) > 1:
-        raise InputError(f"{tables[0]}: a table of throughput comes alone; give one file")
-    if tables:
-        from perfmodel.calibration.servers.asynchronous_fit import fit_asynchronous_server
-        from perfmodel.calibration.servers.series import read_series
-
-        fit = fit_asynchronous_server(read_series(tables[0], profile=profile))
-        found = costs.fitted_costs(fit, base)
-    else:
-        from perfmodel.measuring.training.run import read_run
-
-        found = costs.measured_costs([read_run(path) for path in paths], base)
+    found = measured_costs([read_run(path) for path in paths], base)
     write_files([(output, _json(found.cluster(base)), "")] if output is not None else [])
     if as_json:
         click.echo(found.to_json())

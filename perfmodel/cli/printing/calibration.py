@@ -43,9 +43,6 @@ def server(costs: ServerCosts) -> None:
     out = _console()
     out.print(f"[bold]server costs {escape(costs.seen)}[/]")
     out.print(_estimates(costs.estimates))
-    if costs.residuals is not None:
-        out.print()
-        out.print(_errors({"of the fit": costs.residuals}))
     _say(out, costs.notes)
 
 
