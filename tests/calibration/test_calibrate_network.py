@@ -503,9 +503,7 @@ def groups() -> dict[str, dict[str, Any]]:
         ("sizes/deepbench", 0.06),
         ("ranks/cloud", 0.10),
         ("sizes/cloud", 0.05),
-        ("sizes/tc messages", 0.03),
         ("sizes/vtrain", 0.04),
-        ("at once/contention", 0.12),
     ],
 )
 def test_half_of_a_set_predicts_the_other(
