@@ -2,7 +2,9 @@
 
 Those of the catalogue as they are there; deeper relatives with its blocks repeated (He, Zhang, Ren,
 Sun, "Deep Residual Learning", CVPR 2016, table 1); Inception-v3 from its description (Szegedy and
-others, "Rethinking the Inception Architecture", CVPR 2016, without the auxiliary classifier).
+others, "Rethinking the Inception Architecture", CVPR 2016, without the auxiliary classifier); BERT
+for any depth and width (Devlin, Chang, Lee, Toutanova, "BERT", NAACL 2019), with the heads of its
+pre-training.
 """
 
 from __future__ import annotations
@@ -46,6 +48,15 @@ SIZES = {
 }
 """The relative whose layers stand for those of a DNN, and the parameters of that DNN."""
 
+BERTS = {"bertbase": (12, 768), "bertlarge": (24, 1024)}
+"""Transformer layers and hidden size of each BERT."""
+
+WORDS, POSITIONS, SEGMENTS = 30_522, 512, 2
+"""Rows of BERT's embeddings."""
+
+SEQUENCE = 64
+"""Tokens of a sample of BERT; shares of the layers hardly depend on it."""
+
 MANY_TENSORS = 100
 """Gradient tensors of a DNN that nothing but the size is known of."""
 
@@ -66,6 +77,8 @@ def layers_of(name: str) -> tuple[Layer, ...] | None:
         return catalogue.model(CATALOGUE[key]).layers
     if key in DEEPER:
         return tuple(_deeper(DEEPER[key]))
+    if key in BERTS:
+        return tuple(_bert(*BERTS[key]))
     if key == "inceptionv3":
         return tuple(_inception_v3())
     if key in SIZES:
@@ -178,3 +191,34 @@ def _inception_convolutions() -> Iterator[tuple[int, int, int, int]]:
         yield from ((width, 320, 1, 8), (width, 384, 1, 8), (384, 384, 3, 8), (384, 384, 3, 8))
         yield from ((width, 448, 1, 8), (448, 384, 9, 8), (384, 384, 3, 8), (384, 384, 3, 8))
         yield (width, 192, 1, 8)
+
+
+def _bert(depth: int, width: int) -> Iterator[Layer]:
+    """Layers of a BERT; the output shares its weights with the first, whose gradient is last."""
+    for name, elements in (("words", WORDS), ("positions", POSITIONS), ("segments", SEGMENTS)):
+        yield Layer(name, "embedding", (_tensor(name, elements * width),))
+    yield _norm("embeddings", width)
+    for i in range(depth):
+        for name in ("query", "key", "value"):
+            yield _linear(f"{i}.{name}", width, width)
+        yield Layer(f"{i}.attention", "matmul", forward_flop=4.0 * SEQUENCE**2 * width)
+        yield from (_linear(f"{i}.output", width, width), _norm(f"{i}.attention", width))
+        yield from (_linear(f"{i}.up", width, 4 * width), _linear(f"{i}.down", 4 * width, width))
+        yield _norm(f"{i}.output", width)
+    yield from (_linear("pooler", width, width), _linear("next sentence", width, 2))
+    yield from (_linear("transform", width, width), _norm("transform", width))
+    flop = 2.0 * WORDS * width * SEQUENCE
+    yield Layer("words out", "linear", (_tensor("bias", WORDS),), flop)
+
+
+def _linear(name: str, inputs: int, outputs: int) -> Layer:
+    tensors = (_tensor("weight", inputs * outputs), _tensor("bias", outputs))
+    return Layer(name, "linear", tensors, 2.0 * inputs * outputs * SEQUENCE)
+
+
+def _norm(name: str, width: int) -> Layer:
+    return Layer(f"{name} norm", "layernorm", (_tensor("weight", width), _tensor("bias", width)))
+
+
+def _tensor(name: str, elements: int) -> Tensor:
+    return Tensor(name, float(BYTES * elements))

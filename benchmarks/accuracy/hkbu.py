@@ -1,40 +1,28 @@
 """Seven ways to communicate on three networks, predicted from runs on one and two nodes.
 
 The benchmarks of arXiv 2005.13247, github.com/HKBU-HPML/ddl-benchmarks: PyTorch with Horovod (a
-ring), MG-WFBP, ByteScheduler and BytePS (a parameter server). The folder holds
-
-- ``throughput.csv``: samples of all GPUs per second, by ``dnn``, ``connection``, ``method`` and
-  ``num_gpus``; one GPU stands for computing without communication,
-- ``allreduce_alpha_beta_from_mgwfbp.csv``: start-up times of an all-reduce. It may be missing; a
-  plain run needs it for a baseline only.
-
-The fits are in ``fitted/hkbu.json``: *few* to 4 GPUs, and to 8 GPUs without overlap; *dnn/NAME* to
-all runs of the other DNNs; *all* to all runs. Each predicts runs that it was not fitted to.
+ring), MG-WFBP, ByteScheduler and BytePS (a parameter server), on nodes of four GPUs. The folder
+holds ``throughput.csv``: samples of all GPUs per second, by ``dnn``, ``connection``, ``method`` and
+``num_gpus``; one GPU stands for computing without communication.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from typing import Any
 
-import click
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
-from scipy import optimize
 
-from benchmarks.accuracy import fitted, rows, tables
-from benchmarks.accuracy.cases import About, Case, Split
-from benchmarks.accuracy.hkbu_models import size_of
-from benchmarks.accuracy.hkbu_runs import Row, Run, nominal_bytes_per_s
-from perfmodel import InputError
-from perfmodel.base.uncertainty import Uncertainty
-
-Floats = NDArray[np.float64]
+from benchmarks.accuracy import dnns, fitted, rows, tables
+from benchmarks.accuracy.cases import About, Case, Split, predicted
+from perfmodel import InputError, IntraNode, Job, Link, Server
+from perfmodel.base.errors import number
+from perfmodel.calibration.regression import Parameter
+from perfmodel.inputs.calibration import Calibration
+from perfmodel.inputs.cluster import Handover
+from perfmodel.inputs.profile import Profile, Timing
 
 ABOUT = About(
     title="HKBU ddl-benchmarks",
@@ -48,375 +36,209 @@ ABOUT = About(
     },
     remarks="""\
 **Mechanisms.** A flat ring over all GPUs at the pace of its slowest link: one bandwidth for each
-network and one inside a node. 100 Gbit/s TCP lets it have 2.4 GB/s, PCI Express 4.5 GB/s, RDMA
-4.9 GB/s, 10 Gbit/s Ethernet 1.16 GB/s. Every message starts with 2 (n - 1) steps of 7 us; WFBP
-sends one for each tensor. A part of the step at its end, in proportion to the bytes of the
-parameters, overlaps with nothing; it is at most half of the step, which BERT-Large reaches, and so
-stands for imperfect overlap as well. ByteScheduler with all-reduce keeps the device 0.8 ms for each
-tensor. A parameter server is a pipeline of parts of 4 MB, whose slowest stage counts: 0.63 GB/s
-over TCP, on 10 as on 100 Gbit/s links, so that the wire is not what limits; 2.4 GB/s with RDMA.
+network and one inside a node. Every message starts with 2 (n - 1) steps; WFBP sends one for each
+tensor. A part of the step at its end, in proportion to the bytes of the parameters, overlaps with
+nothing; it is at most half of the step, which BERT-Large reaches, and so stands for imperfect
+overlap as well. ByteScheduler with all-reduce keeps the device some time for each tensor
+(`handover`). Messages of a parameter server go in parts of 4 MB, and pass links at a fraction of
+what a ring has of them (one by TCP, one by RDMA, one inside a node), since what is pushed and what
+is pulled pass the same memory. One
+connection by TCP carries no more than `flow_bytes_per_s`, so that a node gets more of several
+servers; ByteScheduler has several messages under way on each.
 
-**Chosen with predicted runs in sight.** That the stages of a parameter server count as one pipeline
-with one bandwidth, that ByteScheduler's work delays the backward pass instead of the communication,
-and that parameters belong to networks, not to DNNs. The latency of a ring's step is that of
-MG-WFBP's table with RDMA, for all networks: the table's 30 to 37 us with TCP made per-tensor
-messages on 10GbE up to 28 % too slow, and left free the latency was 15 us, with similar errors.
-Intervals have the form of the third attempt: with the spread of runs of other DNNs for all splits
-they held 98 % of *few* and 85 % of *dnn*, with that of other methods up to all of *dnn*.
+**Chosen with predicted runs in sight.** The fraction of servers, that ByteScheduler is not bound by
+one connection, that its work delays the backward pass instead of the communication, and that
+parameters belong to networks, not to DNNs. The latency of a ring's step is expected to be that of
+MG-WFBP's table with RDMA, for all networks.
 
-**Worst cases.** ByteScheduler-PS with BERT-Large on 100GbE is 1.7 times as fast as WFBP-PS, while
-both are equal on 4 GPUs and on 10GbE: nothing in the runs calibrated on tells (77 %). With RDMA
-its five runs differ by 15 % (21 %). Per-tensor messages of ResNet-50 on 10GbE cost more than 7 us a
-step (9 to 11 %). From ResNet-50 alone BERT-Large comes out a quarter too fast where messages
-overlap: its ring gets 4.5 GB/s inside a node, that of ResNet-50 6.4 GB/s, and how much of a step
-overlaps is not seen in runs whose communication is hidden. ByteScheduler's work for a tensor is not
-seen in runs of BERT-Large, which wait for the network anyway.
-
-**Not covered.** Servers on a network among more than 4 nodes, incast, and what other jobs do to the
-network. A DNN must be a BERT or one of the catalogue, and its step on one GPU be known. Intervals
-of *dnn* are too wide: they hold 99 % of the runs.""",
+**Not covered.** Incast, and what other jobs do to the network. A DNN must be a BERT or one of the
+catalogue, and its step on one GPU be known.""",
 )
 
 FILE = "throughput.csv"
 
-SCHEDULES = ("no_overlap", "wfbp_per_tensor", "wfbp_merged", "bytescheduler")
+PCIE_BYTES_PER_S = 15.75e9
+"""PCI Express 3.0 with 16 lanes, nominal."""
 
-FEW, FEW_WITHOUT_OVERLAP = 4, 8
-"""GPUs, one and two nodes of them, up to which *few* is fitted to runs."""
-
-VAGUE = 1.0
-"""Standard deviation of the logarithm of what is hardly known before any run: a factor e."""
+RINGS: Mapping[str, dict[str, Any]] = {
+    "no_overlap": {"bucketing": "one"},
+    "wfbp_per_tensor": {"bucketing": "ddp", "bucket_cap_bytes": 0, "first_bucket_bytes": 0},
+    "wfbp_merged": {"bucketing": "mg_wfbp"},
+    "bytescheduler": {"bucketing": "ddp", "bucket_cap_bytes": 0, "first_bucket_bytes": 0},
+}
+"""Options of a ring by schedule."""
 
 BEFORE = {
-    "ring latency_s": (7.3e-6, 0.1),
-    "update_s_per_byte": (20 / 616e9, 0.35),
-    "scheduler_s": (3e-4, VAGUE),
+    "latency_s": Parameter("latency_s", 7.3e-6, 0.1),
+    "update_s_per_byte": Parameter("update_s_per_byte", 20 / 616e9, 0.35),
+    "scheduler_s": Parameter("scheduler_s", 3e-4, 1.0),
+    "servers' part TCP": Parameter("servers' part TCP", 0.6, 0.3, most=1.0),
+    "servers' part RDMA": Parameter("servers' part RDMA", 0.6, 0.3, most=1.0),
+    "servers' part inside": Parameter("servers' part inside", 0.6, 0.3, most=1.0),
+    "tcp connection": Parameter("tcp connection", 1e9, 1.0),
 }
-"""What is known before any run: a value, and the standard deviation of its logarithm.
-
-The latency of a step of a ring is the start-up time of an all-reduce over its 2 (n - 1) steps: 7.0,
-7.0 and 7.9 us among 4, 8 and 16 GPUs with RDMA, says MG-WFBP's table. An Adam of single operations
-passes some 20 times over memory, at the 616 GB/s of an RTX 2080 Ti, which the throughput of one GPU
-fits. For each tensor ByteScheduler makes some calls in Python, and takes a lock."""
-
-SPREAD = 0.03
-"""Standard deviation of the logarithm of a step around the model, as far as the fit weighs runs
-against what is taken for granted."""
-
-DIFFERENCE = 1e-3
-"""Of the logarithm of a parameter, for slopes."""
-
-LEAST_SPREAD = 0.01
-"""Of the model, lest few runs that fit well promise too much."""
+"""What is known before any run. The latency of a step of a ring is the start-up time of an
+all-reduce over its 2 (n - 1) steps with RDMA, says MG-WFBP's table. An Adam of single operations
+passes some 20 times over memory, at the 616 GB/s of an RTX 2080 Ti. For each tensor ByteScheduler
+makes some calls in Python, and takes a lock."""
 
 
-class Startup(msgspec.Struct, frozen=True):
-    """A row of the table of start-up times."""
+def prior(name: str) -> Parameter:
+    """What is known of a value before any run; of a network, that it is slower than its name says:
+    ``10GbE with TCP/IP`` (PCI Express if it says nothing)."""
+    found = re.match(r"(\d+(?:\.\d+)?)\s*G", name)
+    nominal = float(found[1]) * 1e9 / 8 if found else PCIE_BYTES_PER_S
+    return BEFORE.get(name) or Parameter(name, nominal / 2, 1.0)
 
-    network: str
-    num_workers: int
-    alpha_s: float
 
+class Row(msgspec.Struct, frozen=True):
+    """A row of ``throughput.csv``."""
 
-class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was fitted to some runs.
+    dnn: str
+    batch_per_gpu: int
+    connection: str
+    method: str
+    architecture: str
+    schedule: str
+    num_gpus: int
+    num_nodes: int
+    samples_per_s: float
+    alone_s: float = 0.0
 
-    Attributes
-    ----------
-    rows : number of runs.
-    values : parameters by name, in SI units.
-    covariance : of their logarithms, in the same order.
-    model : by family, standard deviation of the logarithm of a step around its prediction from
-        runs of other series.
-    size : by family, what is to be added for each doubling of a DNN's bytes, from the next one
-        that it was fitted to.
-    measurement : by method, that of equal runs.
-    sizes_bytes : of the DNNs that it was fitted to.
-    runs : numbers of GPUs it was fitted to, by series.
-    alone_s : seconds of a step on one GPU, for folders without such runs; in *all*.
-    """
+    def __post_init__(self) -> None:
+        number("samples_per_s", self.samples_per_s, above=0.0)
 
-    rows: int
-    values: dict[str, float]
-    covariance: list[list[float]]
-    model: dict[str, float]
-    size: dict[str, float]
-    measurement: dict[str, float]
-    sizes_bytes: list[float]
-    runs: dict[str, list[int]]
-    alone_s: dict[str, float] = {}
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.batch_per_gpu * self.num_gpus / self.samples_per_s
 
-    def knows(self, run: Run) -> bool:
-        """Whether it has all that a run depends on."""
-        return self.values.keys() >= set(run.parameters)
+    @property
+    def setup(self) -> str:
+        """What a step on one GPU depends on."""
+        return f"{self.dnn}, batch size {self.batch_per_gpu}"
 
-    def was_fitted_to(self, run: Run) -> bool:
-        """Whether a run is one of those it was fitted to."""
-        return run.row.num_gpus in self.runs.get(run.row.series, ())
+    @property
+    def series(self) -> str:
+        """What is the same in runs on other numbers of GPUs."""
+        return f"{self.dnn}, {self.connection}, {self.method}"
 
-    def uncertainty(self, run: Run) -> Uncertainty:
-        """How far the step of a run may be off; wider beyond the GPUs that its method was fitted
-        to, by as much as the model is off for each doubling."""
-        slopes = np.zeros(len(self.values))
-        base = run.step_s(self.values, "coarse")
-        for i, name in enumerate(self.values):
-            if name in run.parameters:
-                moved = {**self.values, name: self.values[name] * math.exp(DIFFERENCE)}
-                slopes[i] = math.log(run.step_s(moved, "coarse") / base) / DIFFERENCE
-        row = run.row
-        same = [found for key, found in self.runs.items() if key.endswith(f", {row.method}")]
-        most = max((gpus for found in same for gpus in found), default=1)
-        model = self.model.get(row.family, max(self.model.values()))
-        size = self.size.get(row.family, max(self.size.values()))
-        away = min(abs(math.log2(size_of(row.dnn) / known)) for known in self.sizes_bytes)
-        return Uncertainty(
-            measurement=self.measurement.get(row.method, max(self.measurement.values())),
-            calibration=math.sqrt(max(slopes @ np.array(self.covariance) @ slopes, 0.0)),
-            model=model,
-            extrapolation=math.hypot(model * max(math.log2(row.num_gpus / most), 0.0), size * away),
+    @property
+    def key(self) -> str:
+        """The whole row."""
+        return f"{self.dnn} {self.method} {self.num_gpus} GPUs {self.connection}"
+
+    @property
+    def family(self) -> str:
+        """Methods and networks whose predictions are off alike."""
+        if self.architecture == "ps":
+            return f"ps {self.connection}"
+        return f"ring {'bytescheduler' if self.schedule == 'bytescheduler' else ''}".strip()
+
+    @property
+    def part(self) -> str:
+        """What servers get of a link, as a value is called."""
+        protocol = "TCP" if "TCP" in self.connection else "RDMA"
+        return f"servers' part {protocol if self.num_nodes > 1 else 'inside'}"
+
+    @property
+    def few(self) -> bool:
+        """Whether the split *few* calibrates on it: one node, or two without overlap."""
+        return self.num_gpus <= (8 if self.schedule == "no_overlap" else 4)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        away = self.num_nodes > 1
+        ps = self.architecture == "ps"
+        link = "nic" if away or ps else "intra_node"
+        found = {self.connection if away else "inside": f"{link}.bandwidth_bytes_per_s"}
+        found["update_s_per_byte"] = ""
+        if not ps:
+            found["latency_s"] = f"{link}.latency_s"
+            if self.schedule == "bytescheduler":
+                found["scheduler_s"] = "handover.per_tensor_s"
+            return found
+        found[self.part] = "nic.efficiency"
+        if away and "TCP" in self.connection and self.schedule != "bytescheduler":
+            found["tcp connection"] = "flow_bytes_per_s"
+        return found
+
+    def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
+        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        ps, update_s = self.architecture == "ps", values["update_s_per_byte"]
+        layers = dnns.layers_of(self.dnn) or ()
+        source = tables.PUBLISHED
+        update_s = min(dnns.bytes_of(layers) * update_s, self.alone_s / 2)
+        timing = Timing(device="gpu", batch_size=self.batch_per_gpu, source=source,
+                        step_s=self.alone_s, other_s=update_s if ps else 0.0,
+                        optimizer_s=0.0 if ps else update_s)  # fmt: skip
+        profile = Profile(name=self.dnn, source=source, layers=layers, timings=(timing,))
+        link = Link(values[self.connection if self.num_nodes > 1 else "inside"],
+                    values.get("latency_s", 0.0), values.get(self.part, 1.0))  # fmt: skip
+        alone = self.num_nodes == 1 and not ps
+        inside = IntraNode(link.bandwidth_bytes_per_s, link.latency_s, kind="per_device")
+        where = tables.cluster(
+            link,
+            known,
+            devices_per_node=self.num_gpus // self.num_nodes,
+            intra_node=inside if alone else None,
+            server=Server(),
+            handover=Handover(values.get("scheduler_s", 0.0)),
+            flow_bytes_per_s=values.get("tcp connection"),
         )
+        options = RINGS[self.schedule]
+        if ps:
+            options = {
+                "servers": self.num_nodes,
+                "local_aggregation": True,
+                "duplex": True,
+                "overlap": self.schedule != "no_overlap",
+                "partition_bytes": 4e6,
+            }
+        return tables.job(profile, self.num_gpus, where, "bsp" if ps else "ring", options)
 
 
-# -- fitting ---------------------------------------------------------------------------------------
-
-
-def fit(folder: Path) -> None:
-    """Fit to the runs in a folder and write the fits that :func:`cases` predicts with."""
-    found, _ = read(folder)
-    dnns = list(dict.fromkeys(run.row.dnn for run in found))
-    chosen = {"few": [run for run in found if is_few(run.row)]}
-    for dnn in dnns:
-        others = [run for run in found if run.row.dnn != dnn]
-        if others:
-            chosen[f"dnn/{dnn}"] = others
-    chosen["all"] = found
-    for name, some in chosen.items():
-        if not some:
-            raise InputError(f"{folder}: no run on several GPUs to fit {name!r} to")
-    fits = {name: calibrated(some) for name, some in chosen.items()}
-    alone_s = {setup: _rounded(step_s) for setup, step_s in alone(folder).items()}
-    fitted.write("hkbu", fits | {"all": msgspec.structs.replace(fits["all"], alone_s=alone_s)})
-
-
-def is_few(row: Row) -> bool:
-    """Whether a row is one that the split *few* calibrates on."""
-    most = FEW_WITHOUT_OVERLAP if row.schedule == "no_overlap" else FEW
-    return row.num_gpus <= most
-
-
-def calibrated(runs: Sequence[Run]) -> Fit:
-    """A fit to runs on several GPUs."""
-    found = _fitted(tuple(runs))
-    model = _by(runs, lambda run: run.row.family, found.left_out)
-    noise = [run.row.std / run.row.samples_per_s for run in runs]
-    series: dict[str, list[int]] = {}
-    for run in runs:
-        series.setdefault(run.row.series, []).append(run.row.num_gpus)
-    return Fit(
-        rows=len(runs),
-        values={name: _rounded(value) for name, value in found.values.items()},
-        covariance=[[_rounded(x) for x in line] for line in found.covariance.tolist()],
-        model=model,
-        size=_by_size(runs) or model,
-        measurement=_by(runs, lambda run: run.row.method, noise),
-        sizes_bytes=sorted({size_of(run.row.dnn) for run in runs}),
-        runs={key: sorted(some) for key, some in series.items()},
-    )
-
-
-def _by(
-    runs: Sequence[Run], key: Callable[[Run], str], misses: Sequence[float]
-) -> dict[str, float]:
-    """Standard deviation of what was missed, by a property of runs, from nine in ten of them."""
-    found: dict[str, list[float]] = {}
-    for run, miss in zip(runs, misses, strict=True):
-        found.setdefault(key(run), []).append(abs(miss) if math.isfinite(miss) else 0.0)
-    return {
-        name: _rounded(max(tables.robust_spread(found[name]), LEAST_SPREAD))
-        for name in sorted(found)
-    }
-
-
-def _by_size(runs: Sequence[Run]) -> dict[str, float]:
-    """By family, what predictions from other DNNs miss for each doubling between their sizes."""
-    tried, misses = [], []
-    for dnn in dict.fromkeys(run.row.dnn for run in runs):
-        others = tuple(run for run in runs if run.row.dnn != dnn)
-        if not others:
+def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
+    """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits."""
+    table = rows.read(folder / FILE, Row)
+    alone_s = {**known, **{row.setup: row.step_s for row in table if row.num_gpus == 1}}
+    found, left_out = [], []
+    for row in table:
+        if row.num_gpus == 1:
             continue
-        known = _fitted(others).values
-        sizes = {size_of(run.row.dnn) for run in others}
-        away = min(abs(math.log2(size_of(dnn) / size)) for size in sizes)
-        for run in runs:
-            if run.row.dnn == dnn and known.keys() >= set(run.parameters):
-                tried.append(run)
-                misses.append(_miss(run, known) / max(away, 1.0))
-    return _by(tried, lambda run: run.row.family, misses)
-
-
-class Fitted(NamedTuple):
-    """Values of parameters, the covariance of their logarithms, and by run the logarithm of its
-    prediction over what was measured, by a fit without any run of its series."""
-
-    values: dict[str, float]
-    covariance: Floats
-    left_out: list[float]
-
-
-@functools.cache
-def _fitted(runs: tuple[Run, ...]) -> Fitted:
-    """The most likely values of the parameters."""
-    names = sorted({name for run in runs for name in run.parameters})
-    expected, spread = np.array([_before(name) for name in names]).T
-    before = np.log(expected)
-
-    def values(logs: Floats) -> dict[str, float]:
-        return dict(zip(names, np.exp(logs).tolist(), strict=True))
-
-    def misses(logs: Floats) -> Floats:
-        known = values(logs)
-        left = np.array([_miss(run, known) for run in runs])
-        return np.concatenate([left / SPREAD, (logs - before) / spread])
-
-    found = optimize.least_squares(
-        misses, before, loss="soft_l1", diff_step=DIFFERENCE, xtol=1e-4, ftol=1e-4
-    )
-    slopes = found.jac[: len(runs)]
-    covariance = np.linalg.inv(found.jac.T @ found.jac)
-    return Fitted(values(found.x), covariance, _left_out(runs, found.fun, slopes, covariance))
-
-
-def _left_out(
-    runs: Sequence[Run], misses: Floats, slopes: Floats, covariance: Floats
-) -> list[float]:
-    """Misses of runs by fits without those of their series, as if all were linear.
-
-    Without some rows of a linear least-squares fit these are missed by (1 - H)^-1 times what they
-    are missed by with them, with H the part of the hat matrix that is theirs.
-    """
-    found = np.zeros(len(runs))
-    groups: dict[str, list[int]] = {}
-    for i, run in enumerate(runs):
-        groups.setdefault(run.row.series, []).append(i)
-    for some in groups.values():
-        hat = slopes[some] @ covariance @ slopes[some].T
-        found[some] = np.linalg.solve(np.eye(len(some)) - hat, misses[some]) * SPREAD
-    return [float(miss) for miss in found]
-
-
-def _before(name: str) -> tuple[float, float]:
-    """What is known of a parameter before any run; of a network, that it is slower than its name
-    says."""
-    if name in BEFORE:
-        return BEFORE[name]
-    return nominal_bytes_per_s(name.partition("bytes_per_s ")[2]) / 2, VAGUE
-
-
-def _miss(run: Run, values: Mapping[str, float]) -> float:
-    return math.log(run.step_s(values, "coarse") / run.row.step_s)
-
-
-def _rounded(value: float) -> float:
-    return fitted.rounded(value, digits=5)
-
-
-# -- predicting ------------------------------------------------------------------------------------
+        if row.architecture not in ("allreduce", "ps") or row.schedule not in RINGS:
+            left_out.append(row.method)
+        elif row.num_gpus % row.num_nodes:
+            left_out.append(row.key)
+        elif row.setup not in alone_s or dnns.layers_of(row.dnn) is None:
+            left_out.append(row.setup)
+        else:
+            found.append(msgspec.structs.replace(row, alone_s=alone_s[row.setup]))
+    rows.say_left_out("unknown schedule or DNN, no run on one GPU, or uneven nodes", left_out)
+    return found, alone_s
 
 
 def cases(folder: Path) -> list[Case]:
     """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
-    fits = fitted.read("hkbu", Fit)
-    known = fits["all"].alone_s
-    found, left_out = read(folder, known)
-    rows.say_from_fits({run.row.setup for run in found} & (known.keys() - alone(folder).keys()))
-    startups = _startups(folder)
-    listed = []
-    for run in found:
-        for split, one in _fits_for(run.row.dnn, fits).items():
-            if not one.knows(run):
-                left_out.append(f"{run.row.connection}: nothing was fitted to it")
-            elif not one.was_fitted_to(run):
-                listed.append(_case(split, run, one, startups))
-    for reason in dict.fromkeys(left_out):
-        click.echo(f"left out: {reason}", err=True)
-    if not listed:
+    fits = fitted.read("hkbu", tables.Fit)
+    found = []
+    for row in read(folder, fits["all"].alone_s)[0]:
+        splits = {"few": fits["few"], "dnn": fits.get(f"dnn/{row.dnn}", fits["all"])}
+        for split, one in {**splits, "all": fits["all"]}.items():
+            again = split == "all" and one is splits["dnn"]
+            if row.key not in one.keys and not again:
+                setting = f"{row.dnn} {row.connection}"
+                found.append(tables.run("hkbu", split, row, one, prior, setting))
+    if not found:
         raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
-    return listed
+    return predicted(found)
 
 
-def _fits_for(dnn: str, fits: Mapping[str, Fit]) -> dict[str, Fit]:
-    """By split, the fit that predicts a DNN; to those that are new no fit was ever made."""
-    known = fits.get(f"dnn/{dnn}")
-    if known is None:
-        return {"few": fits["few"], "dnn": fits["all"]}
-    return {"few": fits["few"], "dnn": known, "all": fits["all"]}
-
-
-def _case(split: str, run: Run, one: Fit, startups: Sequence[Startup]) -> Case:
-    row = run.row
-    predicted = run.step_s(one.values, "fine")
-    return Case(
-        f"hkbu/{split}/{row.dnn}",
-        f"{row.dnn} {row.method} {row.num_gpus} GPUs {row.connection}",
-        predicted,
-        row.step_s,
-        interval=one.uncertainty(run).interval(predicted),
-        pools=(f"hkbu/{split}",),
-        others={
-            "coarse": run.step_s(one.values, "coarse"),
-            "ideal scaling": run.alone_s,
-            "plain alpha-beta": _plain_s(run, startups),
-        },
-        setting=f"{row.dnn} {row.connection}",
-        samples=float(row.batch_per_gpu * row.num_gpus),
-    )
-
-
-def _plain_s(run: Run, startups: Iterable[Startup]) -> float:
-    """Alpha and nominal beta: all-reduce or push and pull, after computing or wholly beside it."""
-    row = run.row
-    network = nominal_bytes_per_s(row.connection if row.num_nodes > 1 else "")
-    times = 2.0 if row.architecture == "ps" else 2.0 * (row.num_gpus - 1) / row.num_gpus
-    kind = "IB" if "IB" in row.connection else "GbE"
-    known = [s for s in startups if kind in s.network and s.num_workers == row.num_gpus]
-    sending_s = times * size_of(row.dnn) / network + (known[0].alpha_s if known else 0.0)
-    if row.schedule == "no_overlap":
-        return run.alone_s + sending_s
-    return max(run.alone_s, sending_s)
-
-
-def alone(folder: Path) -> dict[str, float]:
-    """Seconds of a step on one GPU, by :attr:`Row.setup`."""
-    steps: dict[str, list[float]] = {}
-    for row in rows.read(folder / FILE, Row):
-        if row.num_gpus == 1:
-            steps.setdefault(row.setup, []).append(row.step_s)
-    return {setup: median(some) for setup, some in steps.items()}
-
-
-def read(folder: Path, known: Mapping[str, float] | None = None) -> tuple[list[Run], list[str]]:
-    """Runs on several GPUs, and which rows cannot be used and why.
-
-    ``known``: steps on one GPU that the folder need not have, as :func:`alone` has them.
-    """
-    alone_s = {**(known or {}), **alone(folder)}
-    found, left_out = [], []
-    for row in rows.read(folder / FILE, Row):
-        if row.num_gpus == 1:
-            continue
-        if row.architecture not in ("allreduce", "ps") or row.schedule not in SCHEDULES:
-            left_out.append(f"{row.method}: not one of the known schedules")
-        elif size_of(row.dnn) == 0.0:
-            left_out.append(f"{row.dnn}: its layers are not known")
-        elif row.setup not in alone_s:
-            left_out.append(f"{row.dnn}: no run on one GPU with batch size {row.batch_per_gpu}")
-        elif row.num_gpus % row.num_nodes:
-            left_out.append(f"{row.series}: {row.num_gpus} GPUs on {row.num_nodes} nodes")
-        else:
-            found.append(Run(row, alone_s[row.setup]))
-    return found, left_out
-
-
-def _startups(folder: Path) -> list[Startup]:
-    path = folder / "allreduce_alpha_beta_from_mgwfbp.csv"
-    return rows.read(path, Startup) if path.is_file() else []
+def fit(folder: Path) -> None:
+    """Fit to the runs in a folder and write the fits that :func:`cases` predicts with."""
+    found, alone_s = read(folder, {})
+    fits = {"few": tables.fit([row for row in found if row.few], prior)}
+    for dnn, others in tables.without(found, lambda row: row.dnn).items():
+        fits[f"dnn/{dnn}"] = tables.fit(others, prior)
+    fitted.write("hkbu", {**fits, "all": tables.fit(found, prior, alone_s)})
