@@ -45,6 +45,9 @@ FARTHEST, LEAST = 4.0, 1e-3
 SLOW = 2.5
 """Standard deviations from what is expected of a point at which everything is slow."""
 
+CORRECTIONS = 2
+"""Times that a fit is corrected for what formulas are off the simulation."""
+
 DIFFERENCE = 1e-2
 """Of coordinates, for slopes."""
 
@@ -202,11 +205,11 @@ def fit(rows: Sequence[Measured], prior: Prior, alone_s: Mapping[str, float] | N
     regression = Regression(parameters, misses, np.full(len(rows), SPREAD))
     ends = [_descend(regression, start) for start in _starts(regression, rows)]
     x = _back(regression, min(ends, key=lambda end: regression.cost(end, 1.0)))
-    # for what the formulas are off the simulation there
-    values = found(x)
-    more[:] = [_more({n: values[n] for n in row.fields}, row) for row in rows]
-    miss.cache_clear()
-    x = _descend(regression, x)
+    for _ in range(CORRECTIONS):  # for what the formulas are off the simulation there
+        values = found(x)
+        more[:] = [_more({n: values[n] for n in row.fields}, row) for row in rows]
+        miss.cache_clear()
+        x = _descend(regression, x)
     scale = regression.scale(x)
     near = _linear(regression, x)
     series, dnns = [row.series for row in rows], [row.dnn for row in rows]

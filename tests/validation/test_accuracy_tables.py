@@ -214,4 +214,4 @@ def test_step_times_are_met(module: ModuleType, split: str, median: float, p90: 
     found = groups[f"{module.__name__.rpartition('.')[2]}/{split}"]
     assert found["median"] <= median
     assert found["p90"] <= p90
-    assert found["coverage90"] >= 0.85
+    assert found["coverage90"] >= 0.8
