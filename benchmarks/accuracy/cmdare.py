@@ -53,7 +53,11 @@ It is one or two workers more than the fit has seen, up to five in all: a short 
 server is idle most of the time. How busy it is with P100s three workers hardly show.
 
 Of several servers TensorFlow gives each every second tensor, or third. Runs with several were never
-compared: what their intervals add is learnt from another source, DL2.""",
+compared: what their intervals add, 0.15 (of the logarithm) per doubling, is an assumption.
+
+Chosen having seen predicted runs: that sending overlaps with computing, a jitter of a tenth, equal
+layers, that the file of single workers is not fitted to, and that servers are fitted to what the
+simulation says where they begin to limit.""",
 )
 
 MOST_WORKERS: dict[str, float] = {"n3": 3, "n4": 4, "all": math.inf}

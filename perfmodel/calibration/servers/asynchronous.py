@@ -71,8 +71,8 @@ COMPUTE_SPREAD = 0.5
 
 SERVERS_GROWTH = 0.15
 """Standard deviation of the logarithm of the step for each doubling of the servers, where all runs
-had the same number of them. An assumption; runs of DL2 with more servers than those that were
-fitted to (:mod:`perfmodel.calibration.servers.synchronous`) are about as far off."""
+had the same number of them: an assumption, wider than what runs of synchronous servers show
+(:mod:`perfmodel.calibration.servers.synchronous`)."""
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
