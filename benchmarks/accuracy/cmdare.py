@@ -47,7 +47,7 @@ ABOUT = About(
     remarks="""\
 Nothing of the network or the servers is known: what a server takes per tensor and per byte is the
 same for all models, and published figures stand in where nothing was measured
-([how to](how-to/calibrate-asynchronous-server.md)). Workers' steps vary by a tenth, an assumption.
+([how to](how-to/calibrate.md#asynchronous-servers)). Workers' steps vary by a tenth, an assumption.
 
 It is one or two workers more than the fit has seen, up to five in all: a short way. With K80s the
 server is idle most of the time. How busy it is with P100s three workers hardly show.

@@ -58,7 +58,7 @@ ABOUT = About(
     },
     remarks="""\
 A step is that of `arch=ps` with costs of the servers' processors, as
-[fitted](how-to/calibrate-synchronous-server.md): for each worker's gradients, and once for each
+[fitted](how-to/calibrate.md#synchronous-servers): for each worker's gradients, and once for each
 update. The processor time of workers tells which part of computing shrinks with the batch, that of
 a single server what servers have to do. The wire is assumed not to limit: links of 25 Gb/s.
 

@@ -58,11 +58,10 @@ wait for each other. What a whole node takes longer than one GPU is `slowdown_pe
 configuration itself; of one without a row of 8 GPUs that of all. *few-strict* has nominal links:
 with these all-reduce hides behind backward nearly everywhere, and measured steps are longer.
 
-Worst are ResNet-50 with AMP in PaddlePaddle (its step doubles from one node to two) and TensorFlow
-2: no other row tells of that. One doubling of the nodes is all that was seen. That gradients are fused up to 64 MB, for
-all frameworks, was chosen having seen predicted rows: with DDP's buckets of 25 MB the 90th
-percentile is 24 %. Bytes are counted as
-float32 under AMP too.
+Worst are ResNet-50 with AMP in PaddlePaddle (its step doubles from one node to two) and
+TensorFlow 2: no other row tells of that. One doubling of the nodes is all that was seen. That
+gradients are fused up to 64 MB, for all frameworks, was chosen having seen predicted rows: with
+DDP's buckets of 25 MB the 90th percentile is 24 %. Bytes are counted as float32 under AMP too.
 """,
 )
 

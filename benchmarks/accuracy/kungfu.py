@@ -72,9 +72,9 @@ V100. Inception-v3 is taken at 224 x 224 pixels, as benchmarks with Keras' model
 299 the measured speeds would be twice what a V100 reaches.
 
 Having seen larger batches, 224 pixels, what GPUs slow each other and how firmly it is expected,
-DDP's buckets and the rate of a connection instead of the link's were settled on. Worst are asynchronous servers where computing begins to hide the exchange:
-the model hides more of it than was. Two DNNs of nearly the same size do not tell time per byte from
-time per tensor.
+DDP's buckets and the rate of a connection instead of the link's were settled on. Worst are
+asynchronous servers where computing begins to hide the exchange: the model hides more of it than
+was. Two DNNs of nearly the same size do not tell time per byte from time per tensor.
 """,
 )
 

@@ -48,12 +48,12 @@ ABOUT = About(
     },
     remarks="""\
 GPUs compute some per cent slower as soon as a second one works in the node (3 to 10 % with two
-K80, which share a board), and no slower with four than with two: one number for each configuration,
-`slowdown_per_neighbour` times the others. For each byte of the gradients a device is busy handing
-it over to the host (`handover`), one number for each kind of GPU. What is exchanged inside a node,
-and between two nodes by way of 10 Gbit/s, hides behind computation in all these runs, in the model
-as well. That the slowdown does not grow with the GPUs, and how little is expected of it before any row, was
-chosen having seen predicted rows.
+K80, which share a board), and no slower with four than with two: one number for each
+configuration, `slowdown_per_neighbour` times the others. For each byte of the gradients a device
+is busy handing it over to the host (`handover`), one number for each kind of GPU. What is
+exchanged inside a node, and between two nodes by way of 10 Gbit/s, hides behind computation in
+all these runs, in the model as well. That the slowdown does not grow with the GPUs, and how
+little is expected of it before any row, was chosen having seen predicted rows.
 
 Worst is AlexNet with real images on four K80: the 32 threads of that node load no more than 2200
 images per second, of which one and two GPUs say nothing. The fit to all runs has that limit, for
