@@ -23,6 +23,8 @@ from perfmodel.calibration.placements import (
 from perfmodel.calibration.placements.fit import formula_s
 from perfmodel.calibration.placements.spreads import Spreads
 from perfmodel.calibration.placements.table import OneNode, smoothed
+from perfmodel.cli import main
+from perfmodel.inputs.profile import read_profile
 
 FEW = [(1,), (2,), (3,), (4,)]
 SEVERAL = [(1, 1), (2, 2), (4, 4), (1, 4), (1, 1, 1), (2, 2, 2), (4, 4, 4)]
@@ -278,3 +280,101 @@ def test_mistakes_are_named() -> None:
         calibrate_placements([small], EXPECTED, {"pair_efficiency": 0.0})
     with pytest.raises(pm.InputError, match=r"devices\[1\]: must be at least 1"):
         TRUTH.job(TRUTH.profile(small), (2, 0), 8)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+EXPECTED_TOML = """\
+schema = "perfmodel.cluster/1"
+name = "made up"
+devices_per_node = 4
+pair_efficiency = 0.74
+nic = {bandwidth_bytes_per_s = 2e9, latency_s = 8e-6, efficiency = 0.35}
+intra_node = {kind = "per_device", bandwidth_bytes_per_s = 5e9, latency_s = 6e-6, efficiency = 0.3}
+source = {kind = "estimated", text = "made up"}
+"""
+HEADS = "model,placement,batch_size,step_s,gradient_bytes,waiting_s"
+
+
+def lines(names: Sequence[str]) -> list[str]:
+    """A table of steps on one and two nodes."""
+    return [
+        HEADS,
+        *(
+            f"{name},{'+'.join(map(str, s.devices))},{s.batch_size},{s.step_s!r},"
+            f"{DNNS[name][0]},{s.waiting_s!r}"
+            for name in names
+            for s in training(name, [*FEW, (1, 1), (4, 4)]).steps
+        ),
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("expected.toml").write_text(EXPECTED_TOML, encoding="utf-8")
+    return tmp_path
+
+
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str) -> str:
+    """What a command prints, its errors included."""
+    monkeypatch.setattr("sys.argv", ["perfmodel", *text.split()])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr()
+    return out.out + out.err
+
+
+COMMAND = "calibrate runs t.csv --cluster expected.toml"
+
+
+def test_the_command_writes_files_that_predict_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("t.csv").write_text("\n".join(lines(["small", "large"])), encoding="utf-8")
+    out = call(
+        monkeypatch, capsys, f"{COMMAND} --model large --output lab.json --workload-output w.json"
+    )
+    assert "steps of 2 models on several devices" in out
+    assert "wrote lab.json" in out
+    assert "wrote w.json" in out
+    where, what = pm.read_cluster("lab.json"), read_profile("w.json")
+    assert where.calibration is not None
+    assert where.nic.efficiency == pytest.approx(0.5, rel=0.2)
+    assert what.name == "large"
+    job = pm.make_job(
+        workload=what, cluster=where, workers=8, batch_size=16, arch="allreduce",
+        options={"algorithm": "ring", "bucketing": "layer"},
+    )  # fmt: skip
+    assert pm.predict(job).iteration_s == pytest.approx(true_step_s("large", (4, 4), 16), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "said"),
+    [
+        (("small,2,8", "small,2x,8"), "", "line 6: placement: '2x': must be devices of each node"),
+        (("small,2,8", "small,0,8"), "", "line 6: devices[0]: must be at least 1, got 0"),
+        (("small,2,8", "small,2,eight"), "", "line 6: batch_size"),
+        (("small,1,", "small,1+1,"), "", "small: steps: at least one on a single device"),
+        (("20000000.0", "2e7 B/s"), "", "gradient_bytes"),
+        (("small,2,8", "small,2,8"), "--model smal", "did you mean 'small'"),
+        (("small,2,8", "small,2,8"), "--workload-output w.json", "needs --model, one of small"),
+        (("small,2,8", "small,2,8"), "--fit efficiency", "--fit: does not go with a table of"),
+        (("small,2,8", "small,2,8"), "--cluster ethernet-10g", "intra_node of kind per_device"),
+    ],
+)
+def test_a_wrong_table_gets_one_line(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: tuple[str, str],
+    flags: str,
+    said: str,
+) -> None:
+    text = "\n".join(lines(["small", "large"])).replace(*change)
+    Path("t.csv").write_text(text, encoding="utf-8")
+    out = call(monkeypatch, capsys, f"{COMMAND} {flags}")
+    assert out.startswith("perfmodel: error: ")
+    assert said in out
+    assert len(out.strip().splitlines()) == 1
+    assert {path.name for path in folder.iterdir()} == {"expected.toml", "t.csv"}

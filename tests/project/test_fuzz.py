@@ -31,6 +31,7 @@ from perfmodel.base.errors import InputError, PerfmodelError
 from perfmodel.calibration import read_runs
 from perfmodel.calibration.network.fit import fit_network
 from perfmodel.calibration.network.fit import read as read_network
+from perfmodel.calibration.placements.reading import read_trainings
 from perfmodel.cli import main
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import read_cluster
@@ -203,6 +204,10 @@ def of_runs(path: Path) -> Any:
     return [[run.step_s, *answers(run.job)] for run in found.runs[:3]]
 
 
+def of_placements(path: Path) -> Any:
+    return msgspec.to_builtins(read_trainings(path))
+
+
 def of_measurements(path: Path) -> Any:
     return msgspec.to_builtins(read_network(path))
 
@@ -291,6 +296,13 @@ RUNS = [
     ["resnet18", "", "v100", "32", "4", "ring", "", "", "", "10Gbps", "", "", "300"],
     ["alexnet", "", "v100", "64", "8", "asp", "", "2", "", "", "", "0.9", ""],
 ]  # fmt: skip
+PLACEMENTS = [
+    ["model", "placement", "batch_size", "step_s", "gradient_bytes", "waiting_s"],
+    ["one", "1", "16", "0.08", "1e8", ""],
+    ["one", "2", "16", "90 ms", "1e8", "0.01"],
+    ["one", "2+1", "16", "0.2", "100 MB", "0.1"],
+    ["two", "1", "8", "0.1", "2e8", ""],
+]
 NETWORK = [
     ["operation", "ranks", "bytes", "seconds", "count", "at_once"],
     ["ping_pong", "2", "4096", "3.8e-5", "", ""],
@@ -346,6 +358,7 @@ LOADERS: dict[str, tuple[Callable[[Path], Any], st.SearchStrategy[tuple[str, byt
     "cases": (of_cases, suffixed(".json", made(CASES))),
     "run": (of_run_file, suffixed(".json", made(RUN))),
     "runs": (of_runs, suffixed(".csv", csv(RUNS))),
+    "placements": (of_placements, suffixed(".csv", csv(PLACEMENTS))),
     "measurements": (of_measurements, suffixed(".json", made(MEASUREMENTS))),
     "network": (of_network, suffixed(".json", made(MEASUREMENTS))),
     "network, table": (of_network, suffixed(".csv", csv(NETWORK))),

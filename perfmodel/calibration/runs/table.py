@@ -12,13 +12,14 @@ from perfmodel.architectures import registry
 from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError, nearest, number
 from perfmodel.base.tables import TableRow
+from perfmodel.calibration.placements.reading import placement
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import job_facts
 
-MEASURED = ("step_s", "iteration_s", "samples_per_s")
+MEASURED = ("step_s", "iteration_s", "samples_per_s", "steps_per_s")
 """Columns for the measured speed; each line fills one of them."""
 
 WHOLE = ("workers", "batch_size", "global_batch_size")
@@ -61,8 +62,9 @@ def read_runs(
     """Read a table of past runs.
 
     A line is a run: ``workers``, ``arch`` and what else :func:`perfmodel.make_job` takes, any
-    option of the architecture, and one of ``step_s`` (or ``iteration_s``: seconds) and
-    ``samples_per_s`` (of all workers together). An empty cell takes the default.
+    option of the architecture, and one of ``step_s`` (or ``iteration_s``: seconds),
+    ``samples_per_s`` and ``steps_per_s`` (of all workers together). An empty cell takes the
+    default.
 
     Parameters
     ----------
@@ -136,7 +138,11 @@ class _Reader(msgspec.Struct):
             )
             cluster = msgspec.structs.replace(cluster, nic=nic)
         if line.has(PLACEMENT):
-            counts = _placement(line.text(PLACEMENT), given["workers"])
+            counts = placement(line.text(PLACEMENT))
+            if sum(counts) != given["workers"]:
+                raise InputError(
+                    f"placement: has {sum(counts)} devices, and workers are {given['workers']}"
+                )
             cluster = msgspec.structs.replace(cluster, devices_on_nodes=counts)
         options = {name: _option(line.text(name)) for name in self.options if line.has(name)}
         job = api.make_job(workload=profile, cluster=cluster, options=options, **given)
@@ -159,22 +165,6 @@ def _option(text: str) -> str:
     return text.lower() if text.lower() in ("true", "false") else text
 
 
-def _placement(text: str, workers: int) -> tuple[int, ...]:
-    """Devices on each node, of text such as ``4+2``.
-
-    Raises
-    ------
-    InputError : no such numbers, or not as many as workers.
-    """
-    parts = text.split("+")
-    if not all(part.strip().isdigit() for part in parts):
-        raise InputError(f"placement: {text!r}: must be devices of each node, such as 4+2")
-    counts = tuple(int(part) for part in parts)
-    if sum(counts) != workers:
-        raise InputError(f"placement: {text!r} are {sum(counts)} devices, and workers {workers}")
-    return counts
-
-
 def _step_s(line: TableRow, job: Job) -> float:
     """Seconds of a worker's step."""
     given = [column for column in MEASURED if line.has(column)]
@@ -182,6 +172,8 @@ def _step_s(line: TableRow, job: Job) -> float:
         found = " and ".join(given) or "none"
         raise InputError(f"{line.place}: needs one of {', '.join(MEASURED)}, got {found}")
     value = line.number(given[0], above=0.0)
+    if given[0] == "steps_per_s":
+        return job.workers / value
     if given[0] != "samples_per_s":
         return value
     return job.workers * job.workload.batch_size / value

@@ -12,12 +12,18 @@ from perfmodel.cli.options import check_files, progress, write_files
 if TYPE_CHECKING:
     import msgspec
 
+    from perfmodel.inputs.cluster import Cluster
     from perfmodel.inputs.profile import Profile
 
 
 @click.command()
 @click.argument("table", metavar="TABLE.csv")
-@click.option("--model", metavar="NAME", help="Model of the catalogue, of lines that name none.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model of the catalogue, of lines that name none; of a table of placements the one that "
+    "--workload-output is for.",
+)
 @click.option("--workload", metavar="FILE", help="Workload file, instead of --model.")
 @click.option("--device", metavar="NAME", help="Device, of lines that name none.")
 @click.option("--cluster", metavar="NAME|FILE", help="Where they ran.  [default: ethernet-10g]")
@@ -44,12 +50,17 @@ def runs(
 ) -> None:
     """Fit links, servers and computing to a table of past runs.
 
-    A line is a run: its workers, arch and options, and step_s or samples_per_s.
+    A line is a run: its workers, arch and options, and step_s, samples_per_s or steps_per_s. Or it
+    is a step of data-parallel training of which no profile is known: model, placement, batch_size,
+    step_s and gradient_bytes.
 
     \b
     perfmodel calibrate runs runs.csv --model resnet50 --device v100 --output lab.json
     perfmodel calibrate runs runs.csv --workload mine.json --fit latency_s,efficiency
+    perfmodel calibrate runs placements.csv --model speech --cluster expected.toml --output lab.json
     """
+    from perfmodel.base import tables
+    from perfmodel.calibration.placements.reading import has_placements
     from perfmodel.calibration.runs.fit import fit_runs
     from perfmodel.calibration.runs.table import read_runs
     from perfmodel.inputs import catalogue
@@ -58,6 +69,12 @@ def runs(
     if output is not None and output == workload_output:
         raise InputError(f"--output and --workload-output: both are {output}")
     base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
+    if has_placements(tables.read(table)):
+        for name, value in (("--workload", workload), ("--device", device), ("--fit", fit)):
+            if value is not None:
+                raise InputError(f"{name}: does not go with a table of placements")
+        _placements(table, base, model, output, workload_output, as_json)
+        return
     found = read_runs(table, cluster=base, profile=_profile(model, workload), device=device)
     names = None if fit is None else [name.strip() for name in fit.split(",")]
     with progress() as advance:
@@ -80,6 +97,38 @@ def runs(
         from perfmodel.cli.printing import calibration
 
         calibration.runs(fitted)
+
+
+def _placements(
+    table: str,
+    base: Cluster,
+    model: str | None,
+    output: str | None,
+    workload_output: str | None,
+    as_json: bool,
+) -> None:
+    from perfmodel.base.errors import unknown_name
+    from perfmodel.calibration.placements import calibrate_placements
+    from perfmodel.calibration.placements.reading import read_trainings
+
+    trainings = {each.name: each for each in read_trainings(table)}
+    name = model if model is not None else next(iter(trainings))
+    if name not in trainings:
+        raise unknown_name(f"model of {table}", name, trainings)
+    if workload_output is not None and model is None and len(trainings) > 1:
+        raise InputError(f"--workload-output: needs --model, one of {', '.join(trainings)}")
+    fit = calibrate_placements(list(trainings.values()), base)
+    written = [] if output is None else [(output, _json(fit.cluster), "")]
+    if workload_output is not None:
+        profile = fit.profile(trainings[name], base.devices_per_node)
+        written.append((workload_output, _json(profile), ""))
+    write_files(written)
+    if as_json:
+        click.echo(_json(fit).decode().rstrip())
+    else:
+        from perfmodel.cli.printing import calibration
+
+        calibration.placements(fit, base)
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -9,10 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from perfmodel.base.uncertainty import WIDTH
 from perfmodel.base.units import show
+from perfmodel.calibration.placements import Placements
 from perfmodel.calibration.runs.fit import Overlap, RunsFit
 from perfmodel.calibration.servers.costs import ServerCosts
 from perfmodel.calibration.statistics import Fitted, Residuals
+from perfmodel.inputs.calibration import value_at
+from perfmodel.inputs.cluster import Cluster
 
 WORDS = {
     "latency_s": "latency",
@@ -36,6 +41,31 @@ def runs(fit: RunsFit) -> None:
     out.print()
     out.print(_errors({"of the fit": fit.residuals, "held out": fit.held_out}))
     _say(out, fit.notes)
+
+
+def placements(fit: Placements, before: Cluster) -> None:
+    """Print a fit to steps on placements of devices."""
+    out, known = _console(), fit.cluster.calibration
+    if known is None:
+        return
+    out.print(f"[bold]{known.rows} steps of {len(fit.traits)} models on several devices[/]")
+    table = _table("", "value", "90 % interval", "was")
+    for i, path in enumerate(known.parameters):
+        factor = math.exp(WIDTH * math.sqrt(known.covariance[i][i]))
+        value, was = value_at(fit.cluster, path), value_at(before, path)
+        unit = "s" if path.endswith("_s") else ""
+        ends = [show(v, unit) for v in (value / factor, value * factor)]
+        table.add_row(path, show(value, unit), " to ".join(ends), show(was, unit))
+    out.print(table)
+    out.print()
+    table = _table("model", "its bytes take", "inside a node", "can hide behind", "messages")
+    for name, own in fit.traits.items():
+        hidden = f"{own.hidden_fraction:.0%} of computing"
+        row = (f"{own.bytes:.2f} x", f"{own.node_bytes:.2f} x", hidden, f"{own.messages:.0f}")
+        table.add_row(escape(name), *row)
+    out.print(table)
+    out.print()
+    out.print(f"other models: steps are about {known.spread:.0%} off, and their bytes differ more")
 
 
 def server(costs: ServerCosts) -> None:

@@ -1,0 +1,79 @@
+"""Reads tables of data-parallel steps by placement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfmodel.base import tables
+from perfmodel.base.errors import InputError
+from perfmodel.base.tables import Table, TableRow
+from perfmodel.calibration.placements.table import Step, Training
+
+NEEDED = ("model", "placement", "batch_size", "step_s", "gradient_bytes")
+OTHERS = ("waiting_s", "overlap_fraction")
+
+
+def has_placements(table: Table) -> bool:
+    """Whether a table is one of DNNs and placements, rather than of jobs with architectures."""
+    return "arch" not in table.columns and {"placement", "gradient_bytes"} <= set(table.columns)
+
+
+def read_trainings(path: str | Path) -> list[Training]:
+    """Read a table of steps: ``model``, ``placement`` (devices on each node, such as ``4+2``),
+    ``batch_size`` (samples per device), ``step_s``, ``gradient_bytes``.
+
+    ``waiting_s`` is the part in which the first device waits for gradients, ``overlap_fraction``
+    that of backward that is left once gradients get ready; both may be missing.
+
+    Raises
+    ------
+    InputError : as :func:`perfmodel.base.tables.read`; a line without a needed value, a DNN with
+        two sizes, or without a step on a single device.
+    """
+    table = tables.read(path)
+    table.need(*NEEDED)
+    steps: dict[str, list[Step]] = {}
+    sizes: dict[str, tuple[float, float]] = {}
+    for line in table:
+        name = line.text("model")
+        size = line.number("gradient_bytes", above=0.0)
+        left = line.number("overlap_fraction", at_most=1.0) if line.has("overlap_fraction") else 1.0
+        if sizes.setdefault(name, (size, left)) != (size, left):
+            raise InputError(f"{line.place}: {name} has other gradient_bytes or overlap_fraction")
+        steps.setdefault(name, []).append(_step(line))
+    try:
+        return [
+            Training(name=name, gradient_bytes=size, overlap_fraction=left, steps=tuple(own))
+            for (name, (size, left)), own in zip(sizes.items(), steps.values(), strict=True)
+        ]
+    except InputError as error:
+        raise InputError(f"{table.name}: {error}") from None
+
+
+def _step(line: TableRow) -> Step:
+    try:
+        return Step(
+            placement(line.text("placement")),
+            line.whole("batch_size"),
+            line.number("step_s", above=0.0),
+            line.number("waiting_s") if line.has("waiting_s") else 0.0,
+        )
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(line.table) else f"{line.place}: {text}") from None
+
+
+def placement(text: str) -> tuple[int, ...]:
+    """Devices on each node, of text such as ``4+2``.
+
+    >>> placement("4+2")
+    (4, 2)
+
+    Raises
+    ------
+    InputError : no such numbers.
+    """
+    parts = [part.strip() for part in text.split("+")]
+    if not all(part.isdigit() for part in parts):
+        raise InputError(f"placement: {text!r}: must be devices of each node, such as 4+2")
+    return tuple(map(int, parts))
