@@ -16,6 +16,7 @@ VARIANTS: tuple[Mapping[str, Any], ...] = (
     {"sync": "ssp", "staleness_bound": 1},
     {"sync": "ssp", "staleness_bound": 0, "duplex": True, "sharding": "hash", "servers": 2},
     {"sync": "ssp", "staleness_bound": 2, "duplex": True, "pull": "request"},
+    {"sync": "bsp", "duplex": True, "servers": 3, "split_above_bytes": 4, "uneven": 0.4},
     {"local_aggregation": True, "servers": 2},
     {"local_aggregation": True, "overlap": False},
     {"local_aggregation": True, "duplex": True},
