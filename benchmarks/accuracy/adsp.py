@@ -20,31 +20,10 @@ import msgspec
 
 import perfmodel as pm
 from benchmarks.accuracy import fitted, rows
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import number
 
-ABOUT = About(
-    title="Waiting of unequal workers",
-    citation="H. Hu, D. Wang, C. Wu, AAAI 2020; figures on GitHub, joapolarbear/adsp",
-    folder="adsp_waiting",
-    splits={
-        "waiting": Split(
-            "the length of a step of BSP (one number: the time of a message)",
-            "part of the time that each worker waits, under all other schemes",
-        ),
-    },
-    remarks="""\
-BSP, SSP and local steps are jobs of `ps`: SSP with its bound, ADACOMM as `bsp` with a period's
-steps as one (where it adapts 40, that of its fixed variant), ADSP as `asp` with one commit in each
-check period.
-
-*Worst case*: the slow worker under SSP, predicted to wait 8 points more than it did: in a step 1.7
-times as long as measured. That is what the server's link needs for all pushes: pushes and pulls
-overlapped in full. In the model those held up at the bound go on together, and alternate.
-
-*Not covered*: the commit rates that ADSP finds by its search, and the log of 18 workers, most of
-whose waiting is pauses of all workers at once: there is no job that says when.""",
-)
+ABOUT = about("adsp")
 
 TABLE = "waiting_time.csv"
 

@@ -23,25 +23,9 @@ import pandas as pd
 
 import perfmodel as pm
 from benchmarks.accuracy import fitted
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 
-ABOUT = About(
-    title="Idleness in production pipelines",
-    citation="J. Lin et al., OSDI 2025; traces on GitHub, ByteDance-Seed/StragglerAnalysis",
-    folder="bytedance_stragglers",
-    splits={
-        "half": Split("the first half of the steps", "idleness of every worker in the second"),
-    },
-    remarks="""\
-The job has stragglers and jitter: what differs between workers of one step makes them wait. So
-jitter is the spread about the mean of the group; lasting differences are kept as far as they are
-more than chance.
-
-*Worst cases*: the job with imbalanced sequence lengths (SE). Chance alone makes the mean of a
-worker over the second half uncertain by 2 points; its workers wait 2 to 3 points longer.
-
-*Not covered*: waiting for other stages in the pipeline; jobs that nothing was fitted to.""",
-)
+ABOUT = about("bytedance")
 
 COLUMNS = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
 COMPUTING = ["forward-compute", "backward-compute"]

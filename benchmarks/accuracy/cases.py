@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
 
 from perfmodel import Job, predict
 from perfmodel.predicting import coarse
@@ -69,26 +72,32 @@ class Case:
         return difference / self.measured if self.relative else difference
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was calibrated on and what was predicted, in words."""
 
     calibrated: str
     predicted: str
 
 
-@dataclass(frozen=True)
-class About:
-    """A source: its title, who measured it, its folder, its splits by name, and remarks.
+class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A source: its title, who measured it, its folder, its splits by name, and texts.
 
-    ``remarks`` is Markdown: mechanisms, reasons of the worst cases, what is not covered.
+    ``commands`` are what a user would type for such predictions; ``remarks`` is Markdown:
+    mechanisms, reasons of the worst cases, what is not covered.
     """
 
     title: str
     citation: str
     folder: str
-    splits: Mapping[str, Split]
+    commands: str
+    splits: dict[str, Split]
     remarks: str
+
+
+def about(name: str) -> About:
+    """What ``about/NAME.toml`` says of a source."""
+    path = Path(__file__).parent / "about" / f"{name}.toml"
+    return msgspec.toml.decode(path.read_bytes(), type=About)
 
 
 def predicted(runs: Iterable[Run]) -> list[Case]:

@@ -22,7 +22,7 @@ import click
 import msgspec
 
 from benchmarks.accuracy import dnns, fitted, rows
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel import make_job
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Source
@@ -35,30 +35,7 @@ from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Straggler
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
-ABOUT = About(
-    title="CM-DARE: asynchronous parameter server in the cloud",
-    citation="S. Li, R. J. Walls, T. Guo, ICDCS 2020; processed data on GitHub, cake-lab/CM-DARE",
-    folder="cmdare_ps_async",
-    splits={
-        "n3": Split("one server, up to 3 workers", "all other runs"),
-        "n4": Split("one server, up to 4 workers", "all other runs"),
-        "all": Split("all runs at hand with one server", "runs that are not at hand here"),
-    },
-    remarks="""\
-Nothing of the network or the servers is known: what a server takes per tensor and per byte is the
-same for all models, and published figures stand in where nothing was measured
-([how to](how-to/calibrate.md#asynchronous-servers)). Workers' steps vary by a tenth, an assumption.
-
-It is one or two workers more than the fit has seen, up to five in all: a short way. With K80s the
-server is idle most of the time. How busy it is with P100s three workers hardly show.
-
-Of several servers TensorFlow gives each every second tensor, or third. Runs with several were never
-compared: what their intervals add, 0.15 (of the logarithm) per doubling, is an assumption.
-
-Chosen having seen predicted runs: that sending overlaps with computing, a jitter of a tenth, equal
-layers, that the file of single workers is not fitted to, and that servers are fitted to what the
-simulation says where they begin to limit.""",
-)
+ABOUT = about("cmdare")
 
 MOST_WORKERS: dict[str, float] = {"n3": 3, "n4": 4, "all": math.inf}
 """Most workers of the runs that each fit is of."""

@@ -21,29 +21,11 @@ from pathlib import Path
 
 import perfmodel as pm
 from benchmarks.accuracy import fitted, residuals
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.calibration.network.collectives import Point, fit_collective, plain_alpha_beta
 from perfmodel.inputs.calibration import Calibration
 
-ABOUT = About(
-    title="Collectives: one half of each set predicts the other",
-    citation=(
-        "DeepBench; NCCL and gloo on cloud nodes with shaped links; vTrain; the OSU benchmark"
-    ),
-    folder=".",
-    splits={
-        "ranks": Split("the fewer half of the numbers of ranks", "the other half"),
-        "sizes": Split("the smaller half of the sizes", "the other half"),
-    },
-    remarks="""\
-The folder holds `comm_microbench` and `hkbu_bcaffe_layerwise`. Cases are jobs of `allreduce` that
-compute nothing, on a cluster with the piecewise fit of `perfmodel calibrate network`. Where NCCL's
-machine is wired unevenly, nothing predicts five devices from four, and a plain line does better.
-What was seen of the held-out halves while the form was chosen is in
-[decision 0014](decisions/0014-measured-collectives.md).
-
-*Not covered*: broadcasts, messages, and several all-reduces at once, which no job consists of.""",
-)
+ABOUT = about("collectives")
 
 MICROSECOND, MILLISECOND, MEGABYTE = 1e-6, 1e-3, 1e6
 NO_TIME_S = 1e-12

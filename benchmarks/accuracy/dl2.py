@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.accuracy import dnns, fitted, rows
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel import make_job
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
@@ -39,45 +39,7 @@ from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
-ABOUT = About(
-    title="DL2: synchronous parameter servers in containers",
-    citation='Peng, Bao, Chen, Wu, Meng, Lin, "DL2: A Deep Learning-driven Scheduler for Deep '
-    'Learning Clusters", IEEE TPDS 2021 (github.com/pengyanghua/DL2)',
-    folder="dl2_ps_sync",
-    splits={
-        "few": Split(
-            "per DNN the quarter of runs with the fewest workers times servers, ties by workers",
-            "the other runs, up to 7 workers and 11 servers",
-        ),
-        "dnn": Split(
-            "all runs of the other DNNs; of the DNN itself its computing time, its size and its "
-            "run with one worker and one server",
-            "all its other runs",
-        ),
-        "all": Split("all runs at hand", "runs of the same DNNs that were not at hand"),
-    },
-    remarks="""\
-A step is that of `arch=ps` with costs of the servers' processors, as
-[fitted](how-to/calibrate.md#synchronous-servers): for each worker's gradients, and once for each
-update. The processor time of workers tells which part of computing shrinks with the batch, that of
-a single server what servers have to do. The wire is assumed not to limit: links of 25 Gb/s.
-
-- The layers matter: the two text models have most bytes in the first layer or the last, and wait
-  for them; others are taken as equal layers, but for ResNet-50.
-- The worst cases of *few* are whole columns of servers: seven to eleven serve ResNext-110 up to
-  30 % slower than the smaller runs say. MXNet's hash of tensors does not say so: with it three
-  servers would be the most uneven, and they are the most even. What stays on one server
-  (`uneven`) is fitted.
-- A run with one worker and one server tells what servers do in a step. It tells neither which part
-  of that each further worker adds, nor how evenly several servers share it, nor how little
-  the computing of many small layers shrinks with the batch (ResNext-110): in *dnn* all are taken
-  from other DNNs.
-- Priors were settled by cross-validation among these runs. Having seen predicted runs, links of
-  25 Gb/s, the layers of the text models, and 16 groups of layers for ResNet-50 were chosen. No
-  parameter was fitted to a run that it predicts.
-- Not covered: asynchronous runs, and runs in which a worker stopped (left out).
-""",
-)
+ABOUT = about("dl2")
 
 CORES = 2.0
 """Cores of a container: none uses more than 2.02."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel import InputError, IntraNode, Job, Link
 from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs import catalogue
@@ -31,39 +31,7 @@ FUSED = {"bucket_cap_bytes": 64e6, "first_bucket_bytes": 64e6}
 
 NVLINK = IntraNode(130e9, latency_s=5e-6, kind="per_device")
 
-ABOUT = About(
-    title="DLPerf: ResNet-50 and BERT-base in eight frameworks on V100",
-    citation="Oneflow-Inc, DLPerf, benchmark test report v1, 2020, github.com/Oneflow-Inc/DLPerf",
-    folder="dlperf_oneflow",
-    splits={
-        "few": Split(
-            "1 and 8 GPUs (one node) of each configuration; what two nodes add, two parameters, "
-            "from those of other frameworks and DNNs",
-            "16 GPUs and more",
-        ),
-        "few-strict": Split(
-            "1 and 8 GPUs of each configuration; the network is nominal",
-            "16 GPUs and more",
-        ),
-        "all": Split(
-            "all rows at hand",
-            "other rows: more GPUs, configurations of which only one GPU is known",
-        ),
-    },
-    remarks="""\
-Nothing on one node tells what the network does. *few* learns it from other configurations on the
-same cluster, never from one of the same framework (with XLA or without clipping included) and DNN:
-the part of a link that a ring gets, and the latency of its steps, which stands for all that nodes
-wait for each other. What a whole node takes longer than one GPU is `slowdown_per_neighbour`, of the
-configuration itself; of one without a row of 8 GPUs that of all. *few-strict* has nominal links:
-with these all-reduce hides behind backward nearly everywhere, and measured steps are longer.
-
-Worst are ResNet-50 with AMP in PaddlePaddle (its step doubles from one node to two) and
-TensorFlow 2: no other row tells of that. One doubling of the nodes is all that was seen. That
-gradients are fused up to 64 MB, for all frameworks, was chosen having seen predicted rows: with
-DDP's buckets of 25 MB the 90th percentile is 24 %. Bytes are counted as float32 under AMP too.
-""",
-)
+ABOUT = about("dlperf")
 
 BEFORE = {
     "neighbours": Parameter("neighbours", 0.01, 1.0),

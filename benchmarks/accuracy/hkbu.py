@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import About, Case, Split, predicted
+from benchmarks.accuracy.cases import Case, about, predicted
 from perfmodel import InputError, IntraNode, Job, Link, Server
 from perfmodel.base.errors import number
 from perfmodel.calibration.regression import Parameter
@@ -24,36 +24,7 @@ from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Handover
 from perfmodel.inputs.profile import Profile, Timing
 
-ABOUT = About(
-    title="HKBU ddl-benchmarks",
-    citation="HKBU-HPML, arXiv 2005.13247; github.com/HKBU-HPML/ddl-benchmarks, results of "
-    "2020-05-29",
-    folder="hkbu_ddl_benchmarks",
-    splits={
-        "few": Split("1 and 4 GPUs of all methods; BSP-A2A and BSP-PS on 8 GPUs", "all other runs"),
-        "dnn": Split("all runs of the other DNNs", "each DNN, from its step on one GPU"),
-        "all": Split("all runs at hand", "runs that are not"),
-    },
-    remarks="""\
-**Mechanisms.** A flat ring over all GPUs at the pace of its slowest link: one bandwidth for each
-network and one inside a node. Every message starts with 2 (n - 1) steps; WFBP sends one for each
-tensor. A part of the step at its end, in proportion to the bytes of the parameters, overlaps with
-nothing; it is at most half of the step, which BERT-Large reaches, and so stands for imperfect
-overlap as well. ByteScheduler with all-reduce keeps the device some time for each tensor
-(`handover`). Messages of a parameter server go in parts of 4 MB, and pass links at a fraction of
-what a ring has of them (one by TCP, one by RDMA, one inside a node), since what is pushed and what
-is pulled pass the same memory. One
-connection by TCP carries no more than `flow_bytes_per_s`, so that a node gets more of several
-servers; ByteScheduler has several messages under way on each.
-
-**Chosen with predicted runs in sight.** The fraction of servers, that ByteScheduler is not bound by
-one connection, that its work delays the backward pass instead of the communication, and that
-parameters belong to networks, not to DNNs. The latency of a ring's step is expected to be that of
-MG-WFBP's table with RDMA, for all networks.
-
-**Not covered.** Incast, and what other jobs do to the network. A DNN must be a BERT or one of the
-catalogue, and its step on one GPU be known.""",
-)
+ABOUT = about("hkbu")
 
 FILE = "throughput.csv"
 

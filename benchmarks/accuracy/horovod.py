@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import About, Case, Split, predicted
+from benchmarks.accuracy.cases import Case, about, predicted
 from perfmodel import InputError, Job, Link, Server
 from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.calibration import Calibration
@@ -35,41 +35,7 @@ SERVER_S_PER_BYTE = 1 / 1.5e9
 """What a server takes to add a byte, before any run: what MXNet's servers do, by its bandwidth tool
 (258 MB on eight GPUs: 0.27 s by way of a server, 0.10 s without)."""
 
-ABOUT = About(
-    title="Horovod and distributed TensorFlow on Pascal GPUs",
-    citation=(
-        "Horovod, README at commit 8bcbad6, September 2017; A. Sergeev, M. Del Balso, "
-        "arXiv 1802.05799"
-    ),
-    folder="horovod_readme2017",
-    splits={
-        "few": Split(
-            "1 GPU of each DNN; what GPUs of a node slow each other, and a rate for each method, "
-            "from the other DNNs on as many GPUs (for runs that are not at hand here: from all "
-            "runs)",
-            "16 GPUs of the DNN that was left out",
-        ),
-        "none": Split("1 GPU of each DNN; links are nominal", "16 GPUs"),
-    },
-    remarks="""\
-There is one number of GPUs above one for each method, so *few* learns what a method does from
-other DNNs. Rings on the processor move a fifth of the nominal rate by TCP and by RDMA alike: the
-processor limits them, and they do not profit from a faster link in the model. NCCL with RDMA is
-near the nominal rate, and follows it (a part of the link, its `efficiency`).
-
-Servers add gradients to their variables one after the other (`update_per_byte_s`). The largest
-variable of VGG-16, three quarters of its bytes, is whole on one of them and keeps it busy for
-13 s. That servers are as many as GPUs, that variables go to them in turn, and that their pace
-rather than their links was fitted, was chosen having seen these rows: with links instead, DNNs
-disagree more. With 64 GPUs predictions of servers are not blind: an earlier form was dropped for
-what it said there.
-
-Worst are the rows for which the other DNNs say nothing: no link shows in Inception-v3 and
-ResNet-101 by NCCL, so VGG-16 there is predicted by nearly the nominal rate. How steps grow with
-the GPUs no row tells. That ticks of the fusion are so short that they do not count, and how firmly
-GPUs of a node are expected not to slow each other, was chosen having seen predicted rows.
-""",
-)
+ABOUT = about("horovod")
 
 
 def prior(name: str) -> Parameter:

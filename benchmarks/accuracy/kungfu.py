@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import About, Case, Split, predicted
+from benchmarks.accuracy.cases import Case, about, predicted
 from perfmodel import InputError, IntraNode, Job, Link
 from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.calibration import Calibration
@@ -43,40 +43,7 @@ IMAGE_S = {
     "vgg16": RESNET_50_S * 432.16 / 249.19,
 }
 
-ABOUT = About(
-    title="KungFu: all-reduce, pair averaging and asynchronous servers on 16 V100",
-    citation="Mai et al., KungFu: making training in distributed machine learning adaptive, OSDI "
-    "2020; bars of the figures in github.com/lsds/KungFu, benchmarks/system",
-    folder="kungfu_figures",
-    splits={
-        "few": Split(
-            f"batches of up to {FEW_BATCH} per GPU of each system and DNN; one V100 as published",
-            "larger batches",
-        ),
-        "dnn": Split(
-            "all batches of the other DNN; one V100 as published",
-            "each DNN as a whole",
-        ),
-        "all": Split("all rows at hand", "other DNNs and systems"),
-    },
-    remarks="""\
-There is no row of one GPU and only 16 GPUs, so a small number of devices cannot tell of a large
-one. Instead small batches, which mostly wait for the network, tell of larger ones, and one DNN of
-another. All-reduce is a ring with DDP's buckets; pair averaging is `gosgd` that sends its model in
-every step, one at a time; servers are one per node, with whole tensors placed by bytes (how many
-there were is not said, and only VGG-16, whose first dense layer has 411 of its 553 MB, would tell).
-Five values are fitted: what GPUs of a node slow each other (expected from DLPerf's table of the
-same GPUs: 6.5 % of eight in TensorFlow 1.x), for rings the rate of a node's link, for the
-asynchronous systems that of one connection. How long an image takes is what others published of one
-V100. Inception-v3 is taken at 224 x 224 pixels, as benchmarks with Keras' models have it; at 299 x
-299 the measured speeds would be twice what a V100 reaches.
-
-Having seen larger batches, 224 pixels, what GPUs slow each other and how firmly it is expected,
-DDP's buckets and the rate of a connection instead of the link's were settled on. Worst are
-asynchronous servers where computing begins to hide the exchange: the model hides more of it than
-was. Two DNNs of nearly the same size do not tell time per byte from time per tensor.
-""",
-)
+ABOUT = about("kungfu")
 
 
 def prior(name: str) -> Parameter:

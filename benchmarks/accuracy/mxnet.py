@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import About, Case, Split, predicted
+from benchmarks.accuracy.cases import Case, about, predicted
 from perfmodel import InputError, Job, Link, Server, predict
 from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.calibration import Calibration
@@ -41,33 +41,7 @@ BEFORE = {
 """What is known before any run. Servers: an exchange of 258 MB by way of one less one without, by
 MXNet's bandwidth tool. TCP was seen to deliver between a quarter and all of a fast link."""
 
-ABOUT = About(
-    title="MXNet on up to 16 nodes of 16 K80",
-    citation="Apache MXNet, example/image-classification/README.md at commit 9417bbd",
-    folder="mxnet_benchmarks",
-    splits={
-        "few": Split(
-            "1 GPU of each DNN; the link of a GPU inside a node, one number for all DNNs, from "
-            "runs with two GPUs (for other runs than those at hand: from all on one node)",
-            "4 GPUs and more",
-        )
-    },
-    remarks="""\
-Two stages: inside a node each variable is summed on one GPU, whole, and copied back, on links of
-one bandwidth; then nodes exchange with servers on their own links. One number was fitted, and it
-is within a tenth of what MXNet's bandwidth tool shows for eight GPUs (`kvstore_bandwidth.csv`,
-device, 4.5 GB/s), which was not used. AlexNet loses a fifth at eight GPUs because its largest
-tensor, half of its bytes, is summed on one GPU: so it is limited inside the node. That the stage
-inside the node is not hidden behind computation was chosen having seen predicted rows.
-
-Worst is AlexNet on eight GPUs, whose whole loss follows from that one number. Inception-v3 on 16
-loses 3 % more than links of one bandwidth say. No row at hand has two nodes: between them links
-are nominal (20 Gbit/s), what servers take for a byte is from the bandwidth tool (an exchange by
-way of a server less one without), and nothing is hidden behind computation, as inside a node.
-That was decided with the published order of magnitude of such runs in mind: on several nodes the
-predictions are not blind.
-""",
-)
+ABOUT = about("mxnet")
 
 
 def prior(name: str) -> Parameter:

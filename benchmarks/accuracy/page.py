@@ -211,9 +211,11 @@ def _source(found: Found) -> str:
         counts = [n for key, n in fits.items() if key == name or key.startswith(folds)]
         known = f" ({_span(counts)} rows)" if counts else ""
         splits.append([name, split.calibrated + known, split.predicted])
+    commands = "\n".join(f"    {line}" for line in about.commands.strip().splitlines())
     return (
         f"## {about.title}\n\n{about.citation}.\n\n"
         f"    python -m benchmarks.accuracy {found.name} DATA/{about.folder}\n\n"
+        f"Such predictions of one's own:\n\n{commands}\n\n"
         f"{_rows(('split', 'calibrated on', 'predicted'), splits)}\n\n"
         f"{_errors(found.groups)}\n\n{_worst(found.cases)}{about.remarks.strip()}\n\n"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import perfmodel as pm
 from benchmarks.accuracy import placements
-from benchmarks.accuracy.cases import About, Case, Split
+from benchmarks.accuracy.cases import Case, about
 from perfmodel.calibration.placements.model import LINKS
 
 SOURCE = "sia"
@@ -30,42 +30,7 @@ DGX, NOMINAL_SPREAD = (
 )
 """Assumed links of an A100 node, and how firmly they are expected."""
 
-ABOUT = About(
-    title="Sia: six DNNs on RTX 2080 Ti, A100 and Quadro",
-    citation="Jayaram Subramanya and others, Sia, SOSP 2023",
-    folder="sia_sosp23",
-    splits={
-        "a-CLUSTER": Split(
-            "each DNN's own steps on one node, and all steps of the other DNNs on the cluster",
-            "its steps on several nodes",
-        ),
-        "a-strict-CLUSTER": Split(
-            "each DNN's own steps on one node; the network as TCP is expected to deliver of "
-            "nominal links, or InfiniBand",
-            "its steps on several nodes",
-        ),
-        "b-CLUSTER": Split(
-            "each DNN's own steps on one device; all steps of the others on the cluster but one, "
-            "every pair left out",
-            "all its other steps, once for each pair that it is in",
-        ),
-        "all-CLUSTER": Split("all rows at hand", "other rows of the same DNNs: more nodes"),
-    },
-    remarks="""\
-Mechanisms as of Pollux. On rtx the worst are NeuMF's steps of 10 to 30 ms, which hang on latencies:
-its messages are many. In *b* it is DeepSpeech2: its computing on eight devices of one node lasts
-twice that on one, as loading data takes the processors that all devices share, and no other DNN
-tells so. Computing grows by what a DNN's own steps say, and the interval says how much it may.
-YOLOv3 computes a seventh to a third faster in company than alone on rtx, as loading gets ahead
-while it waits, so that *b* says too little waiting.
-
-On dgx a step on one node grows with its devices though next to nothing is waited for: the loader
-again. *b* knows nothing of it and comes out where ideal scaling does. quad has one node, and only
-*b*. On several nodes only two were seen, so that what a third adds is theory. The choices made
-having seen predicted rows are those of Pollux; on dgx also that InfiniBand and NVLink are expected
-to be about nominal, and how firmly.
-""",
-)
+ABOUT = about("sia")
 
 
 def cases(folder: Path) -> list[Case]:

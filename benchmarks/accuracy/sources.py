@@ -37,7 +37,7 @@ def known(folders: Iterable[str] = (str(Path(__file__).parent),)) -> tuple[str, 
         path.stem
         for folder in folders
         for path in Path(folder).glob("*.py")
-        if "\nABOUT = About(" in path.read_text(encoding="utf-8")
+        if "\nABOUT = about(" in path.read_text(encoding="utf-8")
     }
     return (*(name for name in FIRST if name in found), *sorted(found - set(FIRST)))
 

@@ -22,28 +22,10 @@ from numpy.typing import NDArray
 
 import perfmodel as pm
 from benchmarks.accuracy import fitted
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.results.prediction import percentile
 
-ABOUT = About(
-    title="Staleness of asynchronous workers",
-    citation="X. Wu, S. Magnusson, H. R. Feyzmahdavian, M. Johansson, ICML 2022; logs on GitHub, "
-    "xuyangwu/Delay-data",
-    folder="staleness_delay_data",
-    splits={
-        name: Split("first halves of the logs of a problem", f"{name} of each second half")
-        for name in ("mean", "p90", "p99")
-    },
-    remarks="""\
-The mean is a conservation law, N - 1 updates, and nothing is fitted to it. The percentiles are
-simulated: `asp` without communication, workers whose times vary by one coefficient of variation.
-
-*Worst cases.* For RCV1 the 99th percentile depends on how many stretches of 50 to 150 updates, in
-which some workers are several times slower, fall into a half: anything from 9 to 18 updates.
-
-*Not covered*: when such a stretch comes; the logs of a master (PIAG), which applies as many
-gradients at once as have arrived: no architecture does that.""",
-)
+ABOUT = about("staleness_delay")
 
 Delays = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import About, Case, Split, predicted
+from benchmarks.accuracy.cases import Case, about, predicted
 from perfmodel import InputError, IntraNode, Job, Link, Server, predict
 from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.calibration import Calibration
@@ -32,36 +32,7 @@ NVLINK = IntraNode(40e9, 10e-6, kind="per_device")
 THREADS = {"DGX-1": 80, "p2.8xlarge": 32, "p2.16xlarge": 64, "n1-standard-32": 32}
 """Hardware threads of a node, which load images, by a part of the platform's name."""
 
-ABOUT = About(
-    title="TensorFlow on P100 and K80",
-    citation=(
-        "TensorFlow, docs_src/performance/benchmarks.md at commit 5984ffe, May 2017 "
-        "(tf_cnn_benchmarks)"
-    ),
-    folder="tensorflow_benchmarks",
-    splits={
-        "few": Split(
-            "1 GPU and the smallest larger number of each configuration; links are nominal (for "
-            "runs that are not at hand here: all runs)",
-            "more GPUs: 4 in a node, 16 on two nodes",
-        )
-    },
-    remarks="""\
-GPUs compute some per cent slower as soon as a second one works in the node (3 to 10 % with two
-K80, which share a board), and no slower with four than with two: one number for each
-configuration, `slowdown_per_neighbour` times the others. For each byte of the gradients a device
-is busy handing it over to the host (`handover`), one number for each kind of GPU. What is
-exchanged inside a node, and between two nodes by way of 10 Gbit/s, hides behind computation in
-all these runs, in the model as well. That the slowdown does not grow with the GPUs, and how
-little is expected of it before any row, was chosen having seen predicted rows.
-
-Worst is AlexNet with real images on four K80: the 32 threads of that node load no more than 2200
-images per second, of which one and two GPUs say nothing. The fit to all runs has that limit, for
-each thread of a node. Of one GPU a configuration needs a run, of the same data or the other. What
-real servers take per byte does not show in these runs: it is what Horovod's table says of the same
-servers, within a factor of 2.7.
-""",
-)
+ABOUT = about("tensorflow")
 
 
 def prior(name: str) -> Parameter:

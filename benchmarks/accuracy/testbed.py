@@ -14,32 +14,11 @@ from typing import Any
 
 import perfmodel as pm
 from benchmarks.accuracy import fitted, residuals, rows
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import number
 from perfmodel.inputs.calibration import Calibration
 
-ABOUT = About(
-    title="Testbed: real frameworks on a small emulated cluster",
-    citation="This project's own runs: PyTorch 2.13 over gloo, MXNet 1.9.1, and programs over TCP "
-    "sockets, between network namespaces",
-    folder="testbed",
-    splits={"runs": Split("nothing but intervals, by the runs of other DNNs", "every run")},
-    remarks="""\
-TCP, the frameworks and their messages are real; the computation of a layer is a wait of known
-length, links have 150 or 300 Mbit/s and queues of 512 KiB, and there are 2 to 8 workers.
-
-*Mechanisms*: buckets and two collectives at a time in gloo; a queue for each connection; random
-[starts](decisions/0005-random-start-of-asynchronous-jobs.md); parts of a server's link as
-[unequal as TCP makes them](explanation/engine.md#where-many-send-to-one); MXNet's pulls, which are
-[asked for after a push](decisions/0029-mxnet-pulls-on-request.md). Runs with jitter and a bound are
-[one of many](explanation/how-long-to-simulate.md#a-short-run-is-one-of-many).
-
-*Worst cases.* An asynchronous server whose link is always busy in the simulation reaches 90 % of
-it in reality (AlexNet, 4 workers). AlexNet in step is 2 to 7 % faster than predicted, with MXNet 3
-to 8 % slower: what its servers take to sum and copy was not measured.
-
-*Not covered*: computation times, fast networks, hundreds of workers.""",
-)
+ABOUT = about("testbed")
 
 MXNET = {"duplex": True, "sharding": "hash", "pull": "request"}
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.accuracy import cmdare, fitted, rows
-from benchmarks.accuracy.cases import About, Case, Run, Split, predicted
+from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import InputError, number
 from perfmodel.calibration.servers.asynchronous import AsynchronousFit
 
@@ -32,26 +32,7 @@ DEVICES = {"k": "k80", "p": "p100", "v": "v100"}
 COUNT = r"[1-9]\d*(?:k80|p100|v100|k|p|v)"
 """How a configuration counts workers on one kind of device."""
 
-ABOUT = About(
-    title="Transient servers: asynchronous parameter server, up to seven workers",
-    citation="S. Li, R. J. Walls, L. Xu, T. Guo, ICAC 2019, arXiv 1903.00045; data on GitHub, "
-    "cake-lab/transient-deep-learning",
-    folder="transient_ps_async",
-    splits={
-        "few": Split(
-            "the server and K80 and P100 in the other campaign, cmdare; V100 in the runs of two",
-            "all other runs: more workers, mixed devices, two servers",
-        ),
-    },
-    remarks="""\
-Reported only. Server, K80 and P100 are those of cmdare, measured by the same group in another
-campaign; of these runs only two V100 workers tell how fast a V100 is. One figure of this source was
-known to the cmdare fit, though: 46.2 steps/s of seven V100 workers, as published. Runs on spot
-instances include pauses after revocations, and are no steady speed; runs across regions wait for
-links between regions that nobody measured. Both are left out. A case is the median of repeated
-runs, and its step is that of one worker.
-""",
-)
+ABOUT = about("transient")
 
 
 class Row(msgspec.Struct, frozen=True):

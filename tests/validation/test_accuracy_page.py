@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import msgspec
 import numpy as np
 import pytest
@@ -17,13 +19,16 @@ from benchmarks.accuracy.scaling import Case as Estimate
 from benchmarks.accuracy.sources import SOURCES, adapter
 from benchmarks.accuracy.summaries import coverage, summarise
 from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS
+from perfmodel import cli
 from perfmodel.base.errors import InputError
+from perfmodel.inputs import catalogue
 from tests.measured import DATA
 
 ABOUT = About(
     title="Rings in the lab",
     citation='Nobody, "Rings", 2020',
     folder="lab_rings",
+    commands="perfmodel predict --arch ring\n",
     splits={"few": Split("the small ones", "the large ones")},
     remarks="They are *round*.",
 )
@@ -69,6 +74,7 @@ def test_all_of_a_source_is_written() -> None:
     assert "| dlperf/few/net | 3 | 2.0% | 2.8% | 3.0% | 0.7% | 100% | 50.0% / 50.0% |" in text
     assert "run 2: 1.03 s predicted, 1 s measured (+3%)" in text
     assert "They are *round*." in text
+    assert "\n    perfmodel predict --arch ring\n" in text
     assert "| dlperf/few | 1 | 1.00 | 1.00 | 100% |" in text
     assert "| between | 1 | 1 | 0.25 | 0.25 | 0.25 |" in text
 
@@ -111,6 +117,7 @@ def test_every_source_says_what_it_is(name: str) -> None:
     assert about.citation
     assert about.folder
     assert about.splits
+    assert "perfmodel" in about.commands
     assert not about.remarks.startswith((" ", "\n"))
 
 
@@ -178,3 +185,21 @@ def test_the_readme_must_have_a_place_for_the_table() -> None:
     assert with_summary(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
     with pytest.raises(InputError, match="needs <!-- accuracy"):
         with_summary("nothing", "new")
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_commands_of_a_source_are_commands(name: str) -> None:
+    for line in adapter(name).ABOUT.commands.strip().splitlines():
+        program, *words = shlex.split(line)
+        if program == "python:":
+            continue
+        assert program == "perfmodel"
+        command: click.Command = cli.cli
+        context = click.Context(command)
+        while isinstance(command, click.Group):
+            found = command.get_command(context, words.pop(0))
+            assert found is not None
+            command = found
+        given = command.make_context("perfmodel", words).params
+        if given.get("model") is not None and "--model DNN" not in line:
+            assert given["model"] in catalogue.model_names()
