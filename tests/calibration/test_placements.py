@@ -353,6 +353,8 @@ def test_the_command_writes_files_that_predict_takes(
     ("change", "flags", "said"),
     [
         (("small,2,8", "small,2x,8"), "", "line 6: placement: '2x': must be devices of each node"),
+        (("small,2,8", f"small,{'9' * 5000},8"), "", "99...': must be devices of each node"),
+        (("small,2,8", "small,\u00b2,8"), "", "must be devices of each node"),
         (("small,2,8", "small,0,8"), "", "line 6: devices[0]: must be at least 1, got 0"),
         (("small,2,8", "small,2,eight"), "", "line 6: batch_size"),
         (("small,1,", "small,1+1,"), "", "small: steps: at least one on a single device"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from perfmodel.base import tables
@@ -9,8 +10,11 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.tables import Table, TableRow
 from perfmodel.calibration.placements.table import Step, Training
 
+DEVICES = re.compile("[0-9]{1,6}")
+MOST_SHOWN = 40
+"""Number of devices of a node; characters of a wrong text that an error shows."""
+
 NEEDED = ("model", "placement", "batch_size", "step_s", "gradient_bytes")
-OTHERS = ("waiting_s", "overlap_fraction")
 
 
 def has_placements(table: Table) -> bool:
@@ -74,6 +78,7 @@ def placement(text: str) -> tuple[int, ...]:
     InputError : no such numbers.
     """
     parts = [part.strip() for part in text.split("+")]
-    if not all(part.isdigit() for part in parts):
-        raise InputError(f"placement: {text!r}: must be devices of each node, such as 4+2")
+    if not all(DEVICES.fullmatch(part) for part in parts):
+        shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+        raise InputError(f"placement: {shown!r}: must be devices of each node, such as 4+2")
     return tuple(map(int, parts))
