@@ -138,6 +138,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     def flow_between(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """The most that one connection carries from one end to another (broadcast), bytes/s."""
         a, z = np.broadcast_arrays(source, target)
+        if math.isinf(self.flow_bytes_per_s):  # as nearly everywhere
+            return np.broadcast_to(math.inf, a.shape)
         return np.where(self.place[a] != self.place[z], self.flow_bytes_per_s, math.inf)
 
     def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
