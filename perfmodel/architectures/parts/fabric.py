@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.base.arrays import NONE, Floats, Ids, ranked
 from perfmodel.inputs.cluster import Cluster
 
 
@@ -72,7 +72,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
             if override.nic is not None and override.node < nodes:
                 goodput[override.node] = override.nic.goodput_bytes_per_s
                 latency_s[override.node] = override.nic.latency_s
-        out = np.repeat(goodput, each) * cluster.path_efficiency(len(np.unique(place)))
+        out = np.repeat(goodput, each) * cluster.path_efficiency(len(ranked(place)[1]))
         over, inside = cluster.core_oversubscription, cluster.intra_node
         core = math.inf if over is None else out.sum() / over
         bus = inside is None or inside.kind == "bus"
