@@ -2,8 +2,9 @@
 
 Whole processes are timed, from start to exit, beside importing numpy. The commands take turns, so
 that a slow moment of the machine meets all of them; the first turn is a warm-up and does not count.
-Before all that one large job is simulated, as the first thing that an installation does, and
-repeated: nothing may be left to compile. With ``--check`` that is the exit status.
+The least of all turns counts, so that a busy machine does not decide. Before all that one large
+job is simulated, as the first thing that an installation does, and repeated: nothing may be left to
+compile. With ``--check`` a target that is missed is the exit status.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ def seconds(words: tuple[str, ...]) -> float:
 
 
 def measure(commands: dict[str, tuple[str, ...]], runs: int) -> dict[str, float]:
-    """Median wall time of each command."""
+    """Least wall time of each command."""
     times: dict[str, list[float]] = {name: [] for name in commands}
     for turn in range(runs + 1):
         for name, words in commands.items():
             taken = seconds(words)
             if turn:
                 times[name].append(taken)
-    return {name: median(values) for name, values in times.items()}
+    return {name: min(values) for name, values in times.items()}
 
 
 @click.command()
 @click.option("--runs", type=click.IntRange(min=11), default=21, show_default=True)
 @click.option("--python", default=sys.executable, help="Interpreter of another installation.")
-@click.option("--check", is_flag=True, help="Exit with 1 if the first large job was slow.")
+@click.option("--check", is_flag=True, help="Exit with 1 if a target is missed.")
 def main(runs: int, python: str, check: bool) -> None:
-    """Print the medians, and their ratios to ``import numpy`` beside the targets."""
+    """Print the least times, and their ratios to ``import numpy`` beside the targets."""
     tool = command(python)
     first, *later = (seconds((*tool, *LARGE_JOB)) for _ in range(4))
     ratio = first / median(later)
@@ -69,16 +70,18 @@ def main(runs: int, python: str, check: bool) -> None:
         " ".join(("perfmodel", *JOB)): (*tool, *JOB),
     }
     targets = (None, 0.6, 1.7)
-    medians = measure(commands, runs)
-    base, *_ = medians.values()
+    least = measure(commands, runs)
+    base, *_ = least.values()
+    missed = ratio > MOST_FIRST
     width = max(map(len, commands))
-    click.echo(f"{f'median of {runs} runs':{width}}  {'time':>8}  {'ratio':>6}  {'target':>6}")
-    for (name, taken), target in zip(medians.items(), targets, strict=True):
+    click.echo(f"{f'best of {runs} runs':{width}}  {'time':>8}  {'ratio':>6}  {'target':>6}")
+    for (name, taken), target in zip(least.items(), targets, strict=True):
         line = f"{name:{width}}  {taken * 1e3:5.0f} ms"
         if target is not None:
             line += f"  {taken / base:5.2f}x  {target:5.1f}x"
+            missed |= taken > target * base
         click.echo(line)
-    sys.exit(int(check and ratio > MOST_FIRST))
+    sys.exit(int(check and missed))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,37 @@
-"""``python -m perfmodel``."""
+"""``perfmodel`` and ``python -m perfmodel``: the command line as a process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from typing import NoReturn
 
 from perfmodel.cli import main
 
+
+def run() -> NoReturn:
+    """Run the command line, and end the process at once.
+
+    An interpreter that ends takes down all modules, object by object, and NumPy's threads: 10 to
+    20 ms, as long as the job is simulated. The system frees the memory anyway. What is registered
+    with :mod:`atexit` runs, standard output and error are written out. Where threads are left the
+    interpreter ends as usual, so that it waits for them.
+    """
+    try:
+        main()
+    except SystemExit as ended:
+        if threading.active_count() > 1 or not isinstance(ended.code, int):
+            raise
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # it is closed, or full: nothing more can be said
+                if stream is not None:
+                    stream.flush()
+        os._exit(ended.code)
+
+
 if __name__ == "__main__":
-    main()
+    run()

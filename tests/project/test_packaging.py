@@ -219,7 +219,7 @@ def test_wheel_describes_itself(wheel: Path) -> None:
         commands = archive.read(f"{folder}/entry_points.txt").decode()
         assert f"{folder}/licenses/LICENSE" in archive.namelist()
     assert f"\nVersion: {perfmodel.__version__}\n" in metadata
-    assert "perfmodel = perfmodel.cli:main" in commands
+    assert "perfmodel = perfmodel.__main__:run" in commands
 
 
 @needs_builder

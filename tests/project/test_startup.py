@@ -77,3 +77,29 @@ def test_help_says_of_each_command_what_its_own_help_says(name: str) -> None:
     assert command.name == name
     _, text = cli.COMMANDS[name]
     assert " ".join((command.help or "").split()).startswith(text.removesuffix("."))
+
+
+ENDS = """
+import atexit, sys, threading, time
+import perfmodel.__main__ as command
+atexit.register(lambda: print("registered", flush=True))
+def main():
+    print("answer")
+    {before}
+    sys.exit(3)
+command.main = main
+command.run()
+"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["pass", "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()"],
+)
+def test_the_process_ends_at_once_with_all_that_was_said(before: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS.format(before=before)],
+        stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False,
+    )
+    said = ["answer", "thread", "registered"] if "thread" in before else ["answer", "registered"]
+    assert (done.returncode, done.stdout.split(), done.stderr) == (3, said, "")

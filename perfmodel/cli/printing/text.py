@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable
 
@@ -34,9 +33,15 @@ def dim(text: str) -> str:
 def show_rows(rows: Iterable[tuple[str, str, str]]) -> None:
     """Print rows of a name, a value and a remark in columns; long ones go on below the value."""
     table = list(rows)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else NO_WRAP
+    width = _terminal_width() if sys.stdout.isatty() else NO_WRAP
     values = min(max(len(value) for _, value, _ in table), width // 3)
     lines = [(bold(name), f"{value:{values}}{' ' * GAP}{remark}") for name, value, remark in table]
     formatter = click.HelpFormatter(width=width)
     formatter.write_dl(lines, col_max=width // 3, col_spacing=GAP)
     show(formatter.getvalue().rstrip("\n"))
+
+
+def _terminal_width() -> int:
+    from shutil import get_terminal_size  # the import takes a millisecond
+
+    return get_terminal_size().columns
