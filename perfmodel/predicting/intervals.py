@@ -210,9 +210,10 @@ def _chance(found: Found) -> float:
 def _unequal_links(job: Job) -> float:
     """Standard deviation for connections from unequal links that share one into a server."""
     cluster = job.cluster
+    if not cluster.overrides or not job.options.server_count:
+        return 0.0
     some = range(min(job.workers, MOST_LINKS))
-    sending = {cluster.nic_of(cluster.node_of_worker(worker)) for worker in some}
-    if not cluster.overrides or not job.options.server_count or len(sending) < 2:
+    if len({cluster.nic_of(cluster.node_of_worker(worker)) for worker in some}) < 2:
         return 0.0
     return UNEQUAL_WITHOUT_QUEUE if cluster.queue_bytes is None else UNEQUAL_LINKS
 
