@@ -10,7 +10,7 @@ import msgspec
 
 from perfmodel import Job, predict
 from perfmodel.predicting import coarse
-from perfmodel.predicting.intervals import idle_within
+from perfmodel.predicting.intervals import computing_spread, idle_within
 from perfmodel.results.prediction import Prediction
 
 
@@ -137,7 +137,8 @@ def _cases(run: Run, prediction: Prediction, coarse_s: float) -> list[Case]:
         found.append(replace(idle, relative=False, interval=prediction.interval.idle_fraction))
     for worker, idle_k in enumerate(run.worker_idle):
         expected = prediction.idle_fraction.per_worker[worker]
-        within = idle_within(expected, prediction.iteration_s, prediction.interval.iteration_s)
+        steps_s, spread = prediction.interval.iteration_s, computing_spread(run.job)
+        within = idle_within(expected, prediction.iteration_s, steps_s, spread)
         one = replace(_of_kind(case, "idle", expected, idle_k), relative=False, interval=within)
         found.append(replace(one, name=f"{case.name}, worker {worker}", others=run.others))
     if run.staleness is not None and prediction.staleness is not None:

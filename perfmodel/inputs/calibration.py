@@ -34,6 +34,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     covariance : of the logarithms of their values, shape (parameters, parameters).
     spread : standard deviation of the logarithm of a measured step around the prediction, of runs
         that were left out of the fit.
+    computing_spread : the same of the computing part of a step, of which the rest is waiting.
     ranges : least and greatest value among the fitted runs, by feature.
     growth : standard deviation added for each doubling of a feature beyond its range.
     rows : how many measured steps were fitted to.
@@ -42,6 +43,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     parameters: tuple[str, ...] = ()
     covariance: tuple[tuple[float, ...], ...] = ()
     spread: float = 0.0
+    computing_spread: float = 0.0
     ranges: dict[str, tuple[float, float]] = {}
     growth: dict[str, float] = {}
     rows: int = 0
@@ -60,6 +62,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         if count and np.linalg.eigvalsh(matrix)[0] < -1e-9 * np.trace(matrix):
             raise InputError("covariance: must not have negative variances")
         number("spread", self.spread)
+        number("computing_spread", self.computing_spread)
         for name in (*self.ranges, *self.growth):
             if name not in FEATURES:
                 raise unknown_name("feature", name, FEATURES)

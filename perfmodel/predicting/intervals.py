@@ -266,7 +266,9 @@ def interval_of(job: Job, found: Outcome) -> Interval:
         coverage=COVERAGE,
         iteration_s=(low_s, high_s),
         throughput_samples_per_s=(samples / high_s, samples / low_s),
-        idle_fraction=idle_within(found.idle_fraction.mean, found.iteration_s, (low_s, high_s)),
+        idle_fraction=idle_within(
+            found.idle_fraction.mean, found.iteration_s, (low_s, high_s), computing_spread(job)
+        ),
         staleness=_staleness(job, found),
         parts=parts,
         text=_text(job, kind, parts, high_s <= slow_links_s(job, found), found.run_iterations),
@@ -275,12 +277,20 @@ def interval_of(job: Job, found: Outcome) -> Interval:
 
 
 def idle_within(
-    idle: float, iteration_s: float, steps_s: tuple[float, float]
+    idle: float, iteration_s: float, steps_s: tuple[float, float], computing: float = 0.0
 ) -> tuple[float, float]:
     """Interval of an idle fraction, of one worker or of all: steps with the same computing time
-    last from the first to the second of ``steps_s``."""
-    low, high = (1.0 - (1.0 - idle) * iteration_s / step_s for step_s in steps_s)
+    last from the first to the second of ``steps_s``, and computing has such a spread."""
+    fewer, more = (abs(math.log(step_s / iteration_s)) for step_s in steps_s)
+    low = 1.0 - (1.0 - idle) * math.exp(math.hypot(fewer, WIDTH * computing))
+    high = 1.0 - (1.0 - idle) * math.exp(-math.hypot(more, WIDTH * computing))
     return max(low, 0.0), min(max(high, 0.0), 1.0)
+
+
+def computing_spread(job: Job) -> float:
+    """Standard deviation of the logarithm of what a step of several workers computes."""
+    alone = job.workers == 1
+    return math.hypot(*(0.0 if alone else c.computing_spread for c in calibrations_of(job)))
 
 
 def _staleness(job: Job, found: Outcome) -> tuple[float, float] | None:

@@ -21,7 +21,7 @@ from perfmodel.calibration.placements import (
     calibrate_placements,
 )
 from perfmodel.calibration.placements.fit import formula_s
-from perfmodel.calibration.placements.spreads import Spreads
+from perfmodel.calibration.placements.spreads import NOISE, Left, Spreads, learnt, noise_of
 from perfmodel.calibration.placements.table import OneNode, smoothed
 from perfmodel.cli import main
 from perfmodel.inputs.profile import read_profile
@@ -207,6 +207,80 @@ def test_intervals_widen_beyond_what_was_fitted_to(fit: Placements) -> None:
     assert within == 0.0
     assert far == pytest.approx(3.0 * twice)
     assert twice > 0.0
+
+
+def left(noise: float, *, off: float = 0.0, count: int = 400) -> Left:
+    """Steps of a DNN that was left out: half of each is the exchange, whose bytes take more."""
+    generator = np.random.Generator(np.random.Philox(7))
+    half, misses = np.full(count, 0.5), noise * generator.standard_normal(count) + off
+    return Left(
+        node=misses, device=misses, exchanged=half, computing=half, links=np.zeros((5, count)),
+        noise=noise, computed=misses,
+    )  # fmt: skip
+
+
+def test_spreads_tell_dnns_that_differ_from_steps_that_do() -> None:
+    unknown = np.zeros((5, 5))
+    alike, noisy, unlike = (
+        learnt([left(noise, off=s * off) for s in (-1.0, 1.0)] * 2, [0.0], unknown)
+        for noise, off in ((0.01, 0.0), (0.2, 0.0), (0.01, 0.2))
+    )
+    assert noisy.noise > 3.0 * alike.noise
+    assert noisy.step < 0.5 * noisy.noise  # which is theirs, not that of every DNN
+    assert unlike.node > 1.5 * alike.node
+    assert unlike.computing > 1.5 * alike.computing
+    known = learnt([left(0.01, off=0.2)], [0.0], np.eye(5))
+    assert known == learnt([left(0.01, off=0.2)], [0.0], unknown)  # no link matters here
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1])
+def test_noise_is_what_devices_and_batches_do_not_explain(noise: float) -> None:
+    devices, batch = (each.ravel() for each in np.meshgrid([2, 3, 4, 5, 6, 7, 8], np.arange(40)))
+    generator = np.random.Generator(np.random.Philox(1))
+    misses = 0.1 * devices - 0.02 * batch + noise * generator.standard_normal(len(devices))
+    assert noise_of(misses, devices, batch) == pytest.approx(noise, rel=0.15)
+    assert noise_of(misses[:1], devices[:1], batch[:1]) == pytest.approx(NOISE)
+    assert noise_of(misses[:0], devices[:0], batch[:0]) == pytest.approx(NOISE)
+
+
+def test_a_noisy_dnn_has_wider_intervals(others: Placements) -> None:
+    quiet, noisy = (training("middle", FEW, noise=noise) for noise in (0.001, 0.15))
+    for devices in ((1,), (4,), (4, 4)):
+        found = [predicted(others, each, devices, 16).interval.parts for each in (quiet, noisy)]
+        assert found[1].model > 2.0 * found[0].model
+        assert found[1].total > found[0].total
+
+
+def test_links_are_known_as_well_as_dnns_are_alike() -> None:
+    """Three DNNs with the same bytes tell them better than three whose bytes differ by a half."""
+
+    def unknown(more: float) -> float:
+        some = [
+            msgspec.structs.replace(
+                each, gradient_bytes=each.gradient_bytes * (more if each.name == "small" else 1.0)
+            )
+            for each in (training(name, [*FEW, *SEVERAL]) for name in DNNS)
+        ]
+        found = calibrate_placements(some, EXPECTED).cluster.calibration
+        assert found is not None
+        return math.sqrt(found.covariance[0][0])
+
+    assert unknown(2.0) > 1.3 * unknown(1.0)
+
+
+def test_idle_fractions_are_as_uncertain_as_computing(fit: Placements) -> None:
+    known = training("large", FEW)
+    job = fit.job(fit.profile(known, 4), (4, 4), 16)
+    calibration = job.cluster.calibration
+    assert calibration is not None
+    widths = []
+    for computing in (0.0, 0.3):
+        changed = msgspec.structs.replace(calibration, computing_spread=computing)
+        cluster = msgspec.structs.replace(job.cluster, calibration=changed)
+        found = pm.predict(msgspec.structs.replace(job, cluster=cluster)).interval
+        widths.append(found.idle_fraction[1] - found.idle_fraction[0])
+        assert found.iteration_s == predicted(fit, known, (4, 4), 16).interval.iteration_s
+    assert widths[1] > 1.5 * widths[0]
 
 
 # -- files and mistakes ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from perfmodel.base.errors import InputError, number, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.calibration.placements import model
 from perfmodel.calibration.placements.model import LINKS, TRAITS, Placed, link_parameters
-from perfmodel.calibration.placements.spreads import Left, Spreads, learnt
+from perfmodel.calibration.placements.spreads import NOISE, Left, Spreads, learnt, noise_of
 from perfmodel.calibration.placements.table import OneNode, Step, Training, check_devices
 from perfmodel.calibration.regression import WEIGHT, Parameter, Regression
 from perfmodel.inputs.calibration import Calibration, scaled, value_at
@@ -41,6 +41,10 @@ AS_MANY = (200, 60)
 """Effective number of steps of each DNN on several nodes and on one, whatever their actual number:
 neighbouring batches are alike."""
 
+ROUNDS = 3
+"""How often spreads are learnt. The less DNNs differ, the better they tell the links, of which the
+spreads are what is left."""
+
 FIRM = 1e-3
 """Standard deviation of the logarithm of a link that is taken as it is."""
 
@@ -52,7 +56,7 @@ class Traits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``known`` is where its steps were measured that tell: on several *nodes*, on several devices of
     one *node*, or on one *device* only. ``spread`` is the standard deviation of the logarithm of
-    what its bytes take on the network.
+    what its bytes take on the network, ``noise`` that of steps that should be equal.
     """
 
     bytes: float = TRAITS["bytes"].value
@@ -61,6 +65,7 @@ class Traits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     messages: float = TRAITS["messages"].value
     known: str = "device"
     spread: float = 0.0
+    noise: float = NOISE
 
 
 class Placements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -155,8 +160,12 @@ class Placements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if devices > 1 and not own.knows(devices):
             part = 1.0 - 1.0 / devices if traits.known == "device" else 0.0
             known["compute_s"] = max(self.spreads.contention * part, self.spreads.growth)
+        # equal steps differ: the measured one, and those that computing was taken from
+        noise = self.spreads.noise if traits.known == "device" else traits.noise
+        known["compute_s"] = math.hypot(known.get("compute_s", 0.0), noise)
         values = list(known.values())
         return Calibration(
+            spread=noise,
             parameters=tuple(known),
             covariance=tuple(
                 tuple(a * b if i == j else 0.0 for j, b in enumerate(values))
@@ -192,9 +201,11 @@ def calibrate_placements(
     measured = _Measured(cluster, trainings, link_parameters(cluster, spreads or {}))
     point = measured.solve()
     left = [_left_out(measured, trainings, point, index) for index in range(len(trainings))]
-    found = learnt(left, [OneNode(training).growth for training in trainings])
+    growths, found = [OneNode(training).growth for training in trainings], Spreads()
+    for _ in range(ROUNDS):
+        found = learnt(left, growths, measured.link_covariance(point, found.node))
     return Placements(
-        cluster=_calibrated(measured, trainings, point, found.step),
+        cluster=_calibrated(measured, trainings, point, found),
         traits=measured.traits(point),
         spreads=found,
     )
@@ -219,6 +230,7 @@ class _Measured:
             [Placed.of(OneNode(t), some) for t, some in zip(trainings, steps, strict=True)]
         )
         self.log_step_s = np.log([step.step_s for some in steps for step in some])
+        self.batch_size = np.array([step.batch_size for some in steps for step in some])
         self.dnn = np.repeat(np.arange(len(steps)), [len(some) for some in steps])
         weight, several = np.ones(len(self.dnn)), self.placed.nodes > 1
         for index in range(len(steps)):
@@ -249,10 +261,15 @@ class _Measured:
         values = self.regression.values(self.regression.solve([point], of=others))
         return {name: values[name] for name in LINKS}
 
-    def link_covariance(self, point: Floats) -> Floats:
-        """Covariance of the logarithms of the links, in the order of :data:`LINKS`."""
-        at = [self.regression.names.index(name) for name in LINKS]
-        return np.array(self.regression.log_covariance(point, 1.0))[np.ix_(at, at)]
+    def link_covariance(self, point: Floats, bytes_spread: float) -> Floats:
+        """Covariance of the logarithms of the links, in the order of :data:`LINKS`, where what the
+        bytes of a DNN take has such a spread."""
+        usual = self.regression
+        links = [usual.parameters[name] for name in LINKS]
+        traits = model.trait_parameters(self.names, bytes_spread)
+        found = Regression([*links, *traits], self._misses, usual.spreads)
+        at = [found.names.index(name) for name in LINKS]
+        return np.array(found.log_covariance(point, 1.0))[np.ix_(at, at)]
 
     def traits(self, point: Floats) -> dict[str, Traits]:
         """How each DNN with steps on several devices differs from others."""
@@ -262,18 +279,21 @@ class _Measured:
         precision = np.linalg.inv(self.regression.covariance(point, 1.0))
         covariance = np.linalg.inv(precision[np.ix_(rest, rest)])
         of = [names[i] for i in rest]
-        found = {}
+        misses, found = self.regression.misses(point[None])[0], {}
         for index, name in enumerate(self.names):
             own = self.dnn == index
             if not own.any():
                 continue
             on_nodes = bool((self.placed.nodes[own] > 1).any())
+            node = own & (self.placed.nodes == 1)
+            noise = noise_of(misses[node], self.placed.devices[node], self.batch_size[node])
             at = [of.index(f"{t}:{name}") for t in ("bytes", "node_bytes")]
             part = np.array([1.0, model.CARRIED])
             found[name] = Traits(
                 **{trait: _rounded(values[f"{trait}:{name}"]) for trait in TRAITS},
                 known="nodes" if on_nodes else "node",
                 spread=_rounded(math.sqrt(part @ covariance[np.ix_(at, at)] @ part)),
+                noise=_rounded(noise),
             )
         return found
 
@@ -293,23 +313,30 @@ def _left_out(
     known = msgspec.structs.replace(training, steps=alone)
     own, cluster = OneNode(known), with_links(measured.cluster, links)
     steps = np.array([step.step_s for step in several])
-    traits = _own_traits(cluster, Spreads(), known) if away else Traits()
-    node = formula_s(cluster, traits, own, several)
+    traits = _own_traits(cluster, Spreads(), known)
+    node = formula_s(cluster, traits if away else Traits(), own, several)
     device, *changed = (
-        formula_s(some, Traits(bytes=factor), own, several)
+        formula_s(some, Traits(bytes=factor, node_bytes=1.0 if away else factor), own, several)
         for some, factor in [
             (cluster, 1.0),
             (cluster, STEP),
             *((scaled(cluster, name, STEP), 1.0) for name in LINKS),
         ]
     )
-    slopes = np.log(np.array(changed) / device) / math.log(STEP)
-    matrix = measured.link_covariance(point)
+    exchanged, *slopes = np.log(np.array(changed) / device) / math.log(STEP)
+    latencies = sum(
+        each for name, each in zip(LINKS, slopes, strict=True) if name.endswith("latency_s")
+    )
+    computing_s = np.array([step.computing_s for step in several])
+    waits = any(step.waiting_s for step in several)
     return Left(
         node=np.log(node / steps),
         device=np.log(device / steps),
-        elasticity=slopes[0],
-        links=np.einsum("is,ij,js->s", slopes[1:], matrix, slopes[1:]),
+        exchanged=exchanged,
+        computing=1.0 - exchanged - latencies,
+        links=np.array(slopes),
+        noise=traits.noise,
+        computed=np.log(Placed.of(own, several).computing_s / computing_s) if waits else None,
     )
 
 
@@ -346,7 +373,7 @@ def with_links(cluster: Cluster, links: Mapping[str, float]) -> Cluster:
 
 
 def _calibrated(
-    measured: _Measured, trainings: Sequence[Training], point: Floats, step: float
+    measured: _Measured, trainings: Sequence[Training], point: Floats, spreads: Spreads
 ) -> Cluster:
     """The cluster with the most likely links, and what is left unknown of them."""
     nodes, values = measured.placed.nodes, measured.regression.values(point)
@@ -360,8 +387,9 @@ def _calibrated(
         source=SOURCE,
         calibration=Calibration(
             parameters=tuple(LINKS),
-            covariance=tuple(map(tuple, measured.link_covariance(point).tolist())),
-            spread=step,
+            covariance=tuple(map(tuple, measured.link_covariance(point, spreads.node).tolist())),
+            spread=spreads.step,
+            computing_spread=spreads.computing,
             ranges={"nodes": (1.0, float(nodes.max(initial=1.0)))},
             growth={"nodes": _rounded(growth)},
             rows=len(nodes),

@@ -123,10 +123,13 @@ def link_parameters(cluster: Cluster, spreads: Mapping[str, float]) -> list[Para
     ]
 
 
-def trait_parameters(names: Sequence[str]) -> list[Parameter]:
-    """Parameters of the traits of DNNs, called ``trait:name``."""
+def trait_parameters(
+    names: Sequence[str], bytes_spread: float = TRAITS["bytes"].spread
+) -> list[Parameter]:
+    """Parameters of the traits of DNNs, called ``trait:name``, with a spread of ``bytes``."""
+    spreads = {trait: p.spread for trait, p in TRAITS.items()} | {"bytes": bytes_spread}
     return [
-        Parameter(f"{trait}:{name}", p.value, p.spread, scale=p.scale, most=p.most)
+        Parameter(f"{trait}:{name}", p.value, spreads[trait], scale=p.scale, most=p.most)
         for name in names
         for trait, p in TRAITS.items()
     ]

@@ -10,15 +10,21 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats
+from perfmodel.calibration.regression import WEIGHT
 
 EXPECTED_SPREAD = 1.0
 """Standard deviation, of the logarithm, of what is expected of the standard deviations."""
 
-AS_MANY = 4.0
+AS_MANY = 10.0
 """Effective number of independent steps of a DNN that was left out."""
 
-CONTENTION = 0.15
-"""Standard deviation of the growth of computing on a node, where no DNN tells it."""
+CONTENTION, CONTENTION_DNNS = 0.27, 2
+"""Standard deviation of the growth of computing on a node, where no DNN tells it, and as how many
+DNNs it counts: that of 18 pairs of DNN and cluster, of which six say nearly all (a loader that
+limits)."""
+
+NOISE = 0.03
+"""Expected standard deviation of equal steps."""
 
 
 class Spreads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -26,18 +32,22 @@ class Spreads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     Attributes
     ----------
-    step : of measured steps around predictions.
+    step : of measured steps around predictions, beyond ``noise``.
+    noise : of equal steps, of DNNs that were measured on one device only.
     node, device : of what the bytes of a DNN take on the network, if it was measured on one node
         only, or on one device.
     contention : of the growth of a DNN's computing from one device to many on a node.
     growth : of computing on several devices of a node around that growth.
+    computing : of computing on several nodes, which the waiting part is the rest of.
     """
 
     step: float = 0.08
-    node: float = 0.15
+    noise: float = NOISE
+    node: float = 0.1
     device: float = 0.25
     contention: float = CONTENTION
     growth: float = 0.1
+    computing: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -45,39 +55,73 @@ class Left:
     """Steps on several nodes of a DNN that was left out of a fit; arrays (steps,).
 
     ``node`` and ``device`` are logarithms of predicted over measured, if its steps on one node are
-    known, or none on several devices; ``elasticity`` that of the step in what is exchanged, and
-    ``links`` the variance for what is left unknown of the links.
+    known, or none on several devices, and ``computed`` that of computing, if waiting was measured.
+    ``exchanged``, ``computing`` and ``links`` (links, steps) are elasticities of the step;
+    ``noise`` is that of the DNN.
     """
 
     node: Floats
     device: Floats
-    elasticity: Floats
+    exchanged: Floats
+    computing: Floats
     links: Floats
+    noise: float
+    computed: Floats | None = None
 
 
-def learnt(left: Sequence[Left], growths: Sequence[float]) -> Spreads:
+def learnt(left: Sequence[Left], growths: Sequence[float], links: Floats) -> Spreads:
     """The most likely spreads, each expected to be near its default.
 
-    ``growths`` are those of the computing of the DNNs; their expectation is 0, and counts as one
-    DNN more.
+    ``growths`` are those of the computing of the DNNs, whose expectation is 0; ``links`` is the
+    covariance of the links.
     """
     from scipy.optimize import minimize
 
     usual = Spreads()
     centre = np.log([usual.step, usual.node, usual.device])
     told = [each for each in left if len(each.node)]
+    known = [
+        np.einsum("is,ij,js->s", each.links, links, each.links)
+        + (each.noise**2) * (1.0 + each.computing**2)
+        for each in told
+    ]
 
     def cost(x: Floats) -> float:
         step, *others = np.exp(2.0 * x)
         found = float((((x - centre) / EXPECTED_SPREAD) ** 2).sum())
-        for each in told:
+        for each, already in zip(told, known, strict=True):
             for misses, own in zip((each.node, each.device), others, strict=True):
-                variance = each.links + step + own * each.elasticity**2
+                variance = already + step + own * each.exchanged**2
                 found += AS_MANY * float(np.mean(np.log(variance) + misses**2 / variance))
         return found
 
     step, node, device = np.exp(minimize(cost, centre).x).tolist() if told else np.exp(centre)
-    squares = CONTENTION**2 + sum(growth**2 for growth in growths)
-    contention = math.sqrt(squares / (1 + len(growths)))
-    found = {"step": step, "node": node, "device": device, "contention": contention}
+    computed = [float(np.mean(each.computed**2)) for each in told if each.computed is not None]
+    found = {
+        "step": step,
+        "node": node,
+        "device": device,
+        "noise": _rms([each.noise**2 for each in told], NOISE, 1),
+        "contention": _rms([growth**2 for growth in growths], CONTENTION, CONTENTION_DNNS),
+        "computing": _rms(computed, usual.computing, 1),
+    }
     return Spreads(**{name: float(f"{value:.4g}") for name, value in found.items()})
+
+
+def _rms(squares: Sequence[float], expected: float, as_many: float) -> float:
+    """Root of the mean, where what is expected counts as so many."""
+    return math.sqrt((as_many * expected**2 + sum(squares)) / (as_many + len(squares)))
+
+
+def noise_of(misses: Floats, devices: Floats, batch_size: Floats) -> float:
+    """Standard deviation of steps of a DNN on one node that should be equal: of their ``misses``
+    beyond a part for each number of devices and one for each batch size, all (steps,).
+
+    :data:`NOISE` counts as :data:`perfmodel.calibration.regression.WEIGHT` degrees of freedom.
+    """
+    parts = [each[:, None] == np.unique(each) for each in (devices, batch_size)]
+    design = np.concatenate(parts, axis=1).astype(float)
+    found, _, rank, _ = np.linalg.lstsq(design, misses, rcond=None)
+    free = len(misses) - int(rank)
+    squares = float(((misses - design @ found) ** 2).sum())
+    return math.sqrt((WEIGHT * NOISE**2 + squares) / (WEIGHT + free))
