@@ -176,8 +176,9 @@ def _coverage(sources: Sequence[Found]) -> str:
         if of is not None:
             reached = "yes" if COVERED[0] <= of.inside <= COVERED[1] else "no"
             groups = f"{of.right} of {of.groups}" if of.groups else ""
-            rows.append([found.name, str(of.runs), f"{of.inside:.0%}", reached, groups])
-    return _rows(("source", "runs", "in 90 %", "reached", "large groups"), rows)
+            best = f"{of.attainable:.0f}" if of.groups else ""
+            rows.append([found.name, str(of.runs), f"{of.inside:.0%}", reached, groups, best])
+    return _rows(("source", "runs", "in 90 %", "reached", "large groups", "attainable"), rows)
 
 
 def _ranking(sources: Sequence[Found]) -> str:

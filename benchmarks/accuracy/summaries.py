@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.targets import COVERED
+from perfmodel.base.uncertainty import WIDTH
 from perfmodel.validation.scores import summarise as distribution
 
 CLOSE = 0.03
@@ -51,14 +53,16 @@ def _summary(cases: Sequence[Case]) -> dict[str, Any]:
 class Coverage(msgspec.Struct, frozen=True):
     """The part of measured steps of a source inside their intervals of 90 %.
 
-    ``runs`` of all splits, ``inside`` of them; ``groups`` of at least :data:`MANY` runs, and in how
-    many of those the part was right (:data:`benchmarks.accuracy.targets.COVERED`).
+    ``runs`` of all splits, ``inside`` of them; ``groups`` of at least :data:`MANY` runs, in how
+    many of those the part was right (:data:`benchmarks.accuracy.targets.COVERED`), and in how many
+    it is expected to be if intervals know the :func:`attainable` spreads.
     """
 
     runs: int
     inside: float
     groups: int
     right: int
+    attainable: float
 
 
 MANY = 20
@@ -68,16 +72,45 @@ MANY = 20
 def coverage(cases: Iterable[Case]) -> Coverage | None:
     """How often intervals of step times hold; None without any interval."""
     groups: dict[str, list[bool]] = {}
+    splits: dict[str, dict[str, list[float]]] = {}
     for case in cases:
         if case.interval is not None and ":" not in case.group:
             low, high = case.interval
             groups.setdefault(case.group, []).append(low <= case.measured <= high)
+            misses = splits.setdefault(case.group.rpartition("/")[0], {})
+            miss = math.log(case.measured / case.predicted)
+            misses.setdefault(case.group, []).append(miss)
     every = [each for inside in groups.values() for each in inside]
     if not every:
         return None
     large = [float(np.mean(inside)) for inside in groups.values() if len(inside) >= MANY]
     right = sum(COVERED[0] <= part <= COVERED[1] for part in large)
-    return Coverage(len(every), float(np.mean(every)), len(large), right)
+    best = sum(attainable(misses.values()) for misses in splits.values())
+    return Coverage(len(every), float(np.mean(every)), len(large), right, best)
+
+
+def attainable(groups: Iterable[Sequence[float]]) -> float:
+    """In how many groups of a split the right part of runs is expected inside of intervals that
+    know how far groups differ, and the runs of each: with *b* and *w* of their standard deviations
+    they are 1.645 hypot(*b*, *w*) wide on either side.
+
+    A group that is off as a whole has most runs inside or most outside. Where groups differ as much
+    as runs, half of them are right at best. ``groups`` are logarithms of measured over predicted;
+    only those with at least :data:`MANY` count.
+    """
+    from scipy.special import ndtr, ndtri
+
+    large = [np.array(misses) for misses in groups if len(misses) >= MANY]
+    off = ndtri((np.arange(1000) + 0.5) / 1000)
+    between = math.sqrt(np.mean([misses.mean() ** 2 for misses in large])) if large else 0.0
+    found = 0.0
+    for misses in large:
+        within = max(float(misses.std()), 1e-9)
+        ends = WIDTH * math.hypot(between, within) * np.array([[-1.0], [1.0]])
+        outer = ndtr((ends - between * off) / within)
+        inside = outer[1] - outer[0]
+        found += float(np.mean((inside >= COVERED[0]) & (inside <= COVERED[1])))
+    return found
 
 
 class Ranking(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from benchmarks.accuracy.cases import About, Case, Split
 from benchmarks.accuracy.page import BEGIN, END, PAGE, README, SUMMARY, Found, page, with_summary
 from benchmarks.accuracy.scaling import Case as Estimate
 from benchmarks.accuracy.sources import SOURCES, adapter
-from benchmarks.accuracy.summaries import coverage, summarise
+from benchmarks.accuracy.summaries import attainable, coverage, summarise
 from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS
 from perfmodel import cli
 from perfmodel.base.errors import InputError
@@ -151,6 +152,22 @@ def test_small_groups_and_idleness_do_not_count_as_groups() -> None:
     assert found is not None
     assert (found.runs, found.groups) == (119, 1)
     assert coverage(idle) is None
+
+
+def test_groups_that_are_off_as_a_whole_cannot_all_be_right() -> None:
+    """With normal errors, and intervals that know their standard deviations."""
+    generator = np.random.Generator(np.random.Philox(2))
+    errors = 0.1 * generator.standard_normal((400, 200))
+    shares = []
+    for between in (0.0, 0.1, 0.3):
+        misses = errors + between * generator.standard_normal((400, 1))
+        inside = np.mean(np.abs(misses) < 1.645 * math.hypot(between, 0.1), axis=1)
+        right = float(np.mean((inside >= COVERED[0]) & (inside <= COVERED[1])))
+        shares.append(attainable(misses.tolist()) / len(misses))
+        assert shares[-1] == pytest.approx(right, abs=0.06)
+    assert shares[0] > 0.95
+    assert shares[2] < 0.2
+    assert attainable([[0.1] * 19]) == 0.0
 
 
 @pytest.mark.slow
