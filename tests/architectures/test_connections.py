@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfmodel import Cluster, InputError, Link, Source, Workload, make_job, predict
@@ -62,6 +63,27 @@ def test_collectives_on_both_routes(algorithm: str) -> None:
     found = [step_s("allreduce", 8, 10.0, route, **options) for route in ("fine", "coarse")]
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[0] > 1.2 * step_s("allreduce", 8, None, "fine", **options)
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_a_ring_on_each_link_of_a_node_has_a_connection(fidelity: Any) -> None:
+    # four nodes of two devices: all send 2 * 7/8 * 100 bytes, half of them on each of two rings
+    lab = cluster(10.0, devices_per_node=2, nics_per_node=2)
+    job = make_job(
+        workload=WORK, cluster=lab, workers=8, arch="ring", options={"overlap": False}
+    )
+    assert predict(job, fidelity=fidelity).iteration_s == pytest.approx(3.0 + 175.0 / 2 / 10.0)
+
+
+@pytest.mark.parametrize("algorithm", ["halving_doubling", "tree", "hierarchical"])
+def test_thousands_of_workers_have_connections_as_well(algorithm: str) -> None:
+    """A node of one device has one connection at a time, and a slower link is as good."""
+    options = {"algorithm": algorithm, "overlap": False}
+    found = step_s("allreduce", 4096, 10.0, "coarse", **options)
+    slow = msgspec.structs.replace(cluster(None), nic=Link(10.0))
+    job = make_job(workload=WORK, cluster=slow, workers=4096, arch="allreduce", options=options)
+    assert found == pytest.approx(predict(job, fidelity="coarse").iteration_s)
+    assert found > 3.0 * step_s("allreduce", 4096, None, "coarse", **options)
 
 
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])

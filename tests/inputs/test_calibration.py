@@ -126,6 +126,12 @@ def test_each_doubling_beyond_the_ranges_widens_the_interval() -> None:
     assert found is not None
     assert found.parts.extrapolation == pytest.approx(0.2)
     assert "workers, nodes outside of the runs" in found.text
+    both = known | {"growth": {"workers": 0.1, "nodes": 0.2}}
+    assert predict(ring(16, **both)).interval.parts.extrapolation == pytest.approx(  # type: ignore[union-attr]
+        math.hypot(0.2, 0.4)
+    )
+    fewer = known | {"ranges": {"workers": (16.0, 32.0)}}
+    assert predict(ring(4, **fewer)).interval.parts.extrapolation == pytest.approx(0.2)  # type: ignore[union-attr]
 
 
 def test_idleness_follows_from_the_step() -> None:
