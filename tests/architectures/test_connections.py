@@ -75,7 +75,7 @@ def test_a_ring_on_each_link_of_a_node_has_a_connection(fidelity: Any) -> None:
     assert predict(job, fidelity=fidelity).iteration_s == pytest.approx(3.0 + 175.0 / 2 / 10.0)
 
 
-@pytest.mark.parametrize("algorithm", ["halving_doubling", "tree", "hierarchical"])
+@pytest.mark.parametrize("algorithm", ["halving_doubling", "tree", "double_tree", "hierarchical"])
 def test_thousands_of_workers_have_connections_as_well(algorithm: str) -> None:
     """A node of one device has one connection at a time, and a slower link is as good."""
     options = {"algorithm": algorithm, "overlap": False}

@@ -9,6 +9,7 @@ import csv
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ import pytest
 import perfmodel as pm
 from benchmarks.accuracy import fitted, placements, pollux, sia
 from benchmarks.accuracy.cases import Case
+from benchmarks.accuracy.summaries import coverage
+from benchmarks.accuracy.targets import COVERED
 from perfmodel import InputError
 from perfmodel.calibration.placements import calibrate_placements
 
@@ -65,9 +68,18 @@ def covered(found: Iterable[Case], name: str) -> float:
 
 
 FIGURES = {
-    "pollux": [("a", "", 0.075, 0.19, 0.055)],
-    "sia": [("a", "rtx", 0.05, 0.12, 0.052)],
+    "pollux": [("a", "", 0.08, 0.20, 0.060), ("b", "", 0.14, 0.30, 0.07)],
+    "sia": [
+        ("a", "rtx", 0.045, 0.125, 0.052),
+        # waiting with a loader that is no exchange: YOLOv3 gets ahead while it waits (b on rtx),
+        # and waits for the loaders of other nodes (dgx)
+        ("b", "rtx", 0.085, 0.26, None),
+        ("a", "dgx", 0.065, 0.19, None),
+        # bytes of BERT take a quarter less than those of others, which no step on one device tells
+        ("b", "quad", 0.055, 0.23, None),
+    ],
 }
+"""By split and cluster: median and 90th percentile of steps, mean of waiting parts."""
 
 
 def some(found: Iterable[dict[str, str]], cluster: str) -> list[dict[str, str]]:
@@ -76,22 +88,37 @@ def some(found: Iterable[dict[str, str]], cluster: str) -> list[dict[str, str]]:
     return [row for i, row in enumerate(own) if row["num_nodes"] == "1" or i % 10 == 0]
 
 
-def test_steps_are_met(source: ModuleType, tmp_path: Path) -> None:
-    """Median and 90th percentile of steps, mean of waiting parts, as published, little rounded."""
-    every = rows(DATA / source.ABOUT.folder / placements.FILE)
-    for split, cluster, median, p90, idle in FIGURES[source.SOURCE]:
-        found = source.cases(write(tmp_path, some(every, cluster)))
-        name = f"{source.SOURCE}/{split}" + (f"-{cluster}" if cluster else "")
-        assert error(found, name, 0.5) < 1.2 * median
-        assert error(found, name, 0.9) < 1.2 * p90
-        waits = [abs(case.error) for case in pool(found, f"{name}:idle")]
-        assert np.mean(waits) < 1.2 * idle
-        assert covered(found, name) > 0.84
-        naive = [
-            float(np.median([abs(case.error_of(case.others[other])) for case in pool(found, name)]))
-            for other in ("ideal scaling", "plain alpha-beta")
-        ]
+def check(source: ModuleType, found: list[Case], figures: tuple[Any, ...]) -> None:
+    split, cluster, median, p90, idle = figures
+    name = f"{source.SOURCE}/{split}" + (f"-{cluster}" if cluster else "")
+    assert error(found, name, 0.5) < median
+    assert error(found, name, 0.9) < p90
+    if idle is not None:
+        assert np.mean([abs(case.error) for case in pool(found, f"{name}:idle")]) < idle
+    assert covered(found, name) > 0.84
+    naive = [
+        float(np.median([abs(case.error_of(case.others[other])) for case in pool(found, name)]))
+        for other in ("ideal scaling", "plain alpha-beta")
+    ]
+    if cluster not in ("dgx", "quad"):  # where next to nothing is waited for
         assert error(found, name, 0.5) < min(naive)
+
+
+def test_some_steps_are_met(source: ModuleType, tmp_path: Path) -> None:
+    every, first = rows(DATA / source.ABOUT.folder / placements.FILE), FIGURES[source.SOURCE][0]
+    check(source, source.cases(write(tmp_path, some(every, first[1]))), first)
+
+
+@pytest.mark.slow
+def test_every_step_is_met(source: ModuleType) -> None:
+    """And intervals hold as many of all steps of a source as they should."""
+    found = source.cases(DATA / source.ABOUT.folder)
+    for figures in FIGURES[source.SOURCE]:
+        check(source, found, figures)
+    of = coverage(found)
+    assert of is not None
+    assert COVERED[0] <= of.inside <= COVERED[1]
+    assert of.right > 0.8 * of.attainable
 
 
 @pytest.mark.parametrize("key", ["a/cifar10", "b/cifar10+ncf"])
