@@ -20,7 +20,7 @@ import click
 import msgspec
 import numpy as np
 
-from benchmarks.accuracy import cmdare, fitted, rows
+from benchmarks.accuracy import cloud, cmdare, fitted, rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import InputError, number
 from perfmodel.calibration.servers.asynchronous import AsynchronousFit
@@ -85,7 +85,7 @@ def cases(folder: Path) -> list[Case]:
                 Run(
                     f"transient/few/{MODEL}",
                     f"{experiment} {config}, {len(rates)} runs",
-                    cmdare.job_of(told.fit, MODEL, setup.workers, setup.servers),
+                    cloud.job_of(told.fit, MODEL, setup.workers, setup.servers),
                     step_s=setup.total / float(np.median(rates)),
                     pools=("transient/few",),
                     setting=MODEL,
@@ -116,7 +116,7 @@ def calibrated(folder: Path) -> Fit:
         if not known and count < fewest.get(device, (np.inf, []))[0]:
             fewest[device] = (count, rates)
     further = [
-        cmdare.series(name, MODEL, [(count, count / float(np.median(rates)), cmdare.SPREAD)])
+        cloud.series(name, MODEL, [(count, count / float(np.median(rates)), cloud.SPREAD)])
         for name, (count, rates) in sorted(fewest.items())
     ]
     return Fit(
