@@ -2,7 +2,7 @@
 
 Qiao, Choe, Subramanya, Neiswanger, Ho, Zhang, Ganger, Xing, "Pollux: Co-adaptive Cluster Scheduling
 for Goodput-Optimized Deep Learning", OSDI 2021. The folder is that of
-:mod:`benchmarks.accuracy.placements`.
+:mod:`benchmarks.accuracy.placement_rows`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import perfmodel as pm
-from benchmarks.accuracy import placements
+from benchmarks.accuracy import placement_rows, placements
 from benchmarks.accuracy.cases import Case, about
 
 SOURCE = "pollux"
@@ -33,7 +33,7 @@ def fit(folder: Path) -> None:
 
 
 def _expected(name: str) -> tuple[pm.Cluster, dict[str, float]]:
-    return placements.ethernet(name, NOMINAL_BYTES_PER_S, FLOW_BYTES_PER_S), {}
+    return placement_rows.ethernet(name, NOMINAL_BYTES_PER_S, FLOW_BYTES_PER_S), {}
 
 
 TABLES = placements.Tables(SOURCE, _expected, labelled=False)

@@ -1,7 +1,7 @@
 """Data-parallel training on clusters of faster GPUs than those of Pollux.
 
 Jayaram Subramanya, Arfeen, Lin, Qiao, Jia, Ganger, "Sia: Heterogeneity-aware, goodput-optimized
-ML-cluster scheduling", SOSP 2023. The folder is that of :mod:`benchmarks.accuracy.placements`.
+ML-cluster scheduling", SOSP 2023. The folder is that of :mod:`benchmarks.accuracy.placement_rows`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import perfmodel as pm
-from benchmarks.accuracy import placements
+from benchmarks.accuracy import placement_rows, placements
 from benchmarks.accuracy.cases import Case, about
 from perfmodel.calibration.placements.model import LINKS
 
@@ -23,7 +23,7 @@ DGX, NOMINAL_SPREAD = (
         name="dgx",
         nic=pm.Link(200e9 / 8, 6e-7),
         intra_node=pm.IntraNode(300e9, 6e-7, 0.83, kind="per_device"),
-        pair_efficiency=placements.PAIR_EFFICIENCY,
+        pair_efficiency=placement_rows.PAIR_EFFICIENCY,
         source=pm.Source("estimated", "one port of HDR InfiniBand, NVLink, and no TCP"),
     ),
     0.2,
@@ -47,7 +47,7 @@ def _expected(name: str) -> tuple[pm.Cluster, dict[str, float]]:
     if name.removesuffix("-ext") == "dgx":
         return DGX, dict.fromkeys(LINKS, NOMINAL_SPREAD)
     nominal = NOMINAL_BYTES_PER_S.get(name, OTHER_BYTES_PER_S)
-    return placements.ethernet(name, nominal, nominal), {}
+    return placement_rows.ethernet(name, nominal, nominal), {}
 
 
 TABLES = placements.Tables(SOURCE, _expected, labelled=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
-from benchmarks.accuracy import fitted, placements, pollux, sia
+from benchmarks.accuracy import fitted, placement_rows, placements, pollux, sia
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import coverage
 from benchmarks.accuracy.targets import COVERED
@@ -28,7 +28,7 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 @pytest.fixture(scope="module", params=[pollux, sia], ids=["pollux", "sia"])
 def source(request: pytest.FixtureRequest) -> ModuleType:
     module: ModuleType = request.param
-    if not (DATA / module.ABOUT.folder / placements.FILE).is_file():
+    if not (DATA / module.ABOUT.folder / placement_rows.FILE).is_file():
         pytest.skip("the measured steps are not at hand")
     return module
 
@@ -40,7 +40,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def write(folder: Path, found: Iterable[dict[str, str]]) -> Path:
     listed = list(found)
-    with (folder / placements.FILE).open("w", newline="", encoding="utf-8") as file:
+    with (folder / placement_rows.FILE).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(listed[0]))
         writer.writeheader()
         writer.writerows(listed)
@@ -105,7 +105,7 @@ def check(source: ModuleType, found: list[Case], figures: tuple[Any, ...]) -> No
 
 
 def test_some_steps_are_met(source: ModuleType, tmp_path: Path) -> None:
-    every, first = rows(DATA / source.ABOUT.folder / placements.FILE), FIGURES[source.SOURCE][0]
+    every, first = rows(DATA / source.ABOUT.folder / placement_rows.FILE), FIGURES[source.SOURCE][0]
     check(source, source.cases(write(tmp_path, some(every, first[1]))), first)
 
 
@@ -124,7 +124,7 @@ def test_every_step_is_met(source: ModuleType) -> None:
 def test_what_is_predicted_is_never_fitted_to(key: str, tmp_path: Path) -> None:
     """Only one of the DNNs that are left in may change a fit."""
     folder = DATA / pollux.ABOUT.folder
-    if not (folder / placements.FILE).is_file():
+    if not (folder / placement_rows.FILE).is_file():
         pytest.skip("the measured steps are not at hand")
     kept = fitted.read("pollux", placements.Entry)[key].fit.cluster
 
@@ -133,10 +133,10 @@ def test_what_is_predicted_is_never_fitted_to(key: str, tmp_path: Path) -> None:
             factor = 2.0 if changed(row) else 1.0
             return row | {"step_time_s": str(factor * float(row["step_time_s"]))}
 
-        write(tmp_path, map(twice, rows(folder / placements.FILE)))
+        write(tmp_path, map(twice, rows(folder / placement_rows.FILE)))
         out = key[2:].split("+")
-        (own,) = placements.read(tmp_path).values()
-        used = placements.trainings(row for row in own if row.model not in out)
+        (own,) = placement_rows.read(tmp_path).values()
+        used = placement_rows.trainings(row for row in own if row.model not in out)
         return calibrate_placements(list(used.values()), *pollux.TABLES.expected("")).cluster
 
     same = refitted(lambda row: row["model"] in key)
@@ -154,7 +154,7 @@ COMPUTING = {"cifar10": 1e-3, "yolov3": 40e-3, "ncf": 0.2e-3, "bert": 20e-3, "ne
 def row(model: str, placement: str, batch: int, nodes: int = 0, devices: int = 0) -> dict[str, str]:
     """A step with a network of 1 GB/s, of which half is hidden."""
     counts = [int(digit) for digit in placement] or [devices // nodes] * nodes
-    size = placements.DNNS[model][0] * 4 if model in placements.DNNS else 4e6
+    size = placement_rows.DNNS[model][0] * 4 if model in placement_rows.DNNS else 4e6
     computing = 0.01 + COMPUTING[model] * batch
     n, several = sum(counts), len(counts)
     ring = 2.0 * (several - 1) / several * 1e-9 if several > 1 else 2.0 * (n - 1) / n * 0.3e-9
@@ -269,10 +269,10 @@ def test_steps_on_one_node_are_not_predicted_from_themselves(own: Path) -> None:
 
 
 def test_what_tcp_delivers_is_between_a_part_and_a_rate() -> None:
-    slow, fast = (placements.ethernet("", g * 1e9 / 8, g * 1e9 / 8).nic for g in (1, 100))
+    slow, fast = (placement_rows.ethernet("", g * 1e9 / 8, g * 1e9 / 8).nic for g in (1, 100))
     assert fast.goodput_bytes_per_s == pytest.approx((1.3e9 * 2.9e9) ** 0.5)
     assert slow.goodput_bytes_per_s < 1e9 / 8
-    limited = placements.ethernet("", 100e9 / 8, 0.5e9).nic
+    limited = placement_rows.ethernet("", 100e9 / 8, 0.5e9).nic
     assert limited.goodput_bytes_per_s == pytest.approx(0.5e9)
 
 
