@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -80,7 +81,8 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A source: its title, who measured it, its folder, its splits by name, and texts.
+    """A source: its title, who measured it, its folder, its splits by name, texts, and ``facts``
+    that its tables do not have.
 
     ``commands`` are what a user would type for such predictions; ``remarks`` is Markdown:
     mechanisms, reasons of the worst cases, what is not covered.
@@ -92,6 +94,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     commands: str
     splits: dict[str, Split]
     remarks: str
+    facts: dict[str, Any] = {}
 
 
 def about(name: str) -> About:

@@ -16,6 +16,7 @@ computing time and its run with one worker and one server, if there is one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,6 @@ from perfmodel.calibration.servers.synchronous import (
     fit_synchronous_servers,
 )
 from perfmodel.inputs.cluster import Cluster, Link
-from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
 ABOUT = about("dl2")
@@ -57,15 +57,8 @@ OPTIONS = {"sync": "bsp", "duplex": True, "split_above_bytes": 0.0}
 
 LAYERS = 16
 
-TEXT = {"cnn-text-classification": (94, 3, 3), "wlm": (80, 13, 13, 80)}
-"""Sizes of layers, relative to each other, where an embedding has most bytes: the examples of MXNet
-of that name."""
-
-TENSORS = {
-    "resnet-50": 157, "resnext-110": 340, "inception-bn": 280,
-    "cnn-text-classification": 9, "wlm": 11,
-}
-"""Gradient tensors in MXNet's definitions; others have :data:`dnns.MANY_TENSORS`."""
+LAYER_SIZES: dict[str, list[float]] = ABOUT.facts["layer_sizes"]
+TENSORS: dict[str, int] = ABOUT.facts["tensors"]
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -77,17 +70,14 @@ class Speed(msgspec.Struct, frozen=True):
     num_worker: int
     speed_sum_samples_per_s: float
     sync_mode: str = SYNCHRONOUS
-    speed_min_worker: float | None = None
-    worker_cpu_mean: float | None = None
-    ps_cpu_mean: float | None = None
+    speed_min_worker: float = math.inf
+    worker_cpu_mean: float = 0.0
+    ps_cpu_mean: float = 0.0
 
     @property
     def ran(self) -> bool:
         """Whether no worker stopped."""
-        slowest = self.speed_sum_samples_per_s
-        if self.speed_min_worker is not None:
-            slowest = min(slowest, self.speed_min_worker)
-        return slowest > 0.0
+        return min(self.speed_sum_samples_per_s, self.speed_min_worker) > 0.0
 
     @property
     def run(self) -> SynchronousRun:
@@ -97,17 +87,17 @@ class Speed(msgspec.Struct, frozen=True):
             workers=self.num_worker,
             servers=self.num_ps,
             step_s=step_s,
-            worker_cpu_s=(self.worker_cpu_mean or 0.0) / CORES * step_s or None,
-            server_cpu_s=(self.ps_cpu_mean or 0.0) / CORES * step_s or None,
+            worker_cpu_s=self.worker_cpu_mean / CORES * step_s or None,
+            server_cpu_s=self.ps_cpu_mean / CORES * step_s or None,
         )
 
 
-class Profile(msgspec.Struct, frozen=True):
+class Profile(msgspec.Struct, frozen=True, rename={"size_megabytes": "model_size_MB"}):
     """A row of ``models.csv``."""
 
     model: str
     local_comp_time_s: float
-    model_size_MB: float  # noqa: N815  as the file has it
+    size_megabytes: float
 
 
 def cases(folder: Path) -> list[Case]:
@@ -118,8 +108,8 @@ def cases(folder: Path) -> list[Case]:
         for split in ("few", "all"):
             if dnn.name in entries[split].dnns:
                 served = entries[split].dnns[dnn.name]
-                known = fewest(dnn.runs) if split == "few" else seen(dnn, served)
-                found += _runs(split, dnn, served, known)
+                every = [run for run in dnn.runs if (run.workers, run.servers) in served.seen]
+                found += _runs(split, dnn, served, fewest(dnn.runs) if split == "few" else every)
         alone = [run for run in dnn.runs if run.workers == run.servers == 1][:1]
         entry = entries.get(f"dnn/{dnn.name}") or entries["all"]
         served = entry.of(msgspec.structs.replace(dnn, runs=tuple(alone)))
@@ -153,11 +143,6 @@ def fewest(some: Sequence[SynchronousRun]) -> list[SynchronousRun]:
     return rising[: max(1, round(len(some) / 4))]
 
 
-def seen(dnn: Dnn, served: ServedDnn) -> list[SynchronousRun]:
-    """The runs of a DNN that the fit to all runs at hand was made with."""
-    return [run for run in dnn.runs if (run.workers, run.servers) in set(served.seen)]
-
-
 def read(folder: Path) -> list[Dnn]:
     """The DNNs with their synchronous runs; says which rows are left out."""
     path, found = folder / "models.csv", []
@@ -180,13 +165,13 @@ def read(folder: Path) -> list[Dnn]:
 
 def _workload(profile: Profile, batch_size: int) -> Workload:
     """A DNN's step on one worker, with the whole batch."""
-    name, size_bytes = profile.model, profile.model_size_MB * 1e6
+    name, size_bytes = profile.model, profile.size_megabytes * 1e6
     layers = dnns.layers_of(name) if name == "resnet-50" else None
     if layers is not None:
         every = [tensor.bytes for layer in layers for tensor in layer.tensors]
         sizes = [float(sum(part)) for part in np.array_split(every, LAYERS)]
     else:
-        sizes = [float(size) for size in TEXT.get(name, (1,) * LAYERS)]
+        sizes = LAYER_SIZES.get(name, [1.0] * LAYERS)
     each_s = profile.local_comp_time_s / len(sizes)
     found = Workload.of(
         name,
@@ -205,7 +190,15 @@ def _runs(split: str, dnn: Dnn, served: ServedDnn, known: Sequence[SynchronousRu
         Run(
             f"dl2/{split}/{dnn.name}",
             f"{dnn.name} {run.workers} workers {run.servers} servers",
-            job_of(dnn, served, run),
+            make_job(
+                workload=served.workload(
+                    dnn.job.workload, max(round(dnn.job.workload.batch_size / run.workers), 1)
+                ),
+                cluster=served.cluster(CLUSTER),
+                workers=run.workers,
+                arch="ps",
+                options={**OPTIONS, "servers": run.servers, "uneven": served.uneven},
+            ),
             step_s=run.step_s,
             pools=(f"dl2/{split}",),
             setting=dnn.name,
@@ -213,15 +206,3 @@ def _runs(split: str, dnn: Dnn, served: ServedDnn, known: Sequence[SynchronousRu
         for run in dnn.runs
         if run not in known
     ]
-
-
-def job_of(dnn: Dnn, served: ServedDnn, run: SynchronousRun) -> Job:
-    """The job of a run."""
-    whole = dnn.job.workload
-    return make_job(
-        workload=served.workload(whole, max(round(whole.batch_size / run.workers), 1)),
-        cluster=served.cluster(CLUSTER),
-        workers=run.workers,
-        arch="ps",
-        options={**OPTIONS, "servers": run.servers, "uneven": served.uneven},
-    )

@@ -26,7 +26,6 @@ from perfmodel.base.errors import InputError, number
 from perfmodel.calibration.servers.asynchronous import AsynchronousFit
 
 MODEL = "resnet32"
-CMDARE_SPLIT = "all"
 DEVICES = {"k": "k80", "p": "p100", "v": "v100"}
 
 COUNT = r"[1-9]\d*(?:k80|p100|v100|k|p|v)"
@@ -52,11 +51,6 @@ class Setup(NamedTuple):
     servers: int
     workers: Mapping[str, int]
 
-    @property
-    def total(self) -> int:
-        """Workers of all devices."""
-        return sum(self.workers.values())
-
 
 class Fit(msgspec.Struct, frozen=True):
     """Devices that the other campaign did not have.
@@ -71,9 +65,8 @@ class Fit(msgspec.Struct, frozen=True):
 
 def cases(folder: Path) -> list[Case]:
     """Every configuration that nothing was fitted to; seconds of a worker's step."""
-    told = fitted.read("transient", Fit)["few"]
+    told, found = fitted.read("transient", Fit)["few"], []
     left_out: list[str] = []
-    found: list[Run] = []
     for (experiment, config), rates in _runs(folder).items():
         setup = _setup(experiment, config)
         if isinstance(setup, str):
@@ -86,7 +79,7 @@ def cases(folder: Path) -> list[Case]:
                     f"transient/few/{MODEL}",
                     f"{experiment} {config}, {len(rates)} runs",
                     cloud.job_of(told.fit, MODEL, setup.workers, setup.servers),
-                    step_s=setup.total / float(np.median(rates)),
+                    step_s=sum(setup.workers.values()) / float(np.median(rates)),
                     pools=("transient/few",),
                     setting=MODEL,
                 )
@@ -105,16 +98,15 @@ def fit(folder: Path) -> None:
 
 def calibrated(folder: Path) -> Fit:
     """The other campaign's fit, with the devices whose runs only this one has."""
-    server = cmdare.read_fits()[CMDARE_SPLIT]
+    server = cmdare.read_fits()["all"]
     fewest: dict[str, tuple[int, list[float]]] = {}
     for (experiment, config), rates in _runs(folder).items():
         setup = _setup(experiment, config)
-        if isinstance(setup, str) or setup.servers != 1 or len(setup.workers) != 1:
-            continue
-        device, count = next(iter(setup.workers.items()))
-        known = f"{device}/{MODEL}" in server.compute_s
-        if not known and count < fewest.get(device, (np.inf, []))[0]:
-            fewest[device] = (count, rates)
+        if not isinstance(setup, str) and setup.servers == len(setup.workers) == 1:
+            ((device, count),) = setup.workers.items()
+            known = f"{device}/{MODEL}" in server.compute_s
+            if not known and count < fewest.get(device, (np.inf, []))[0]:
+                fewest[device] = (count, rates)
     further = [
         cloud.series(name, MODEL, [(count, count / float(np.median(rates)), cloud.SPREAD)])
         for name, (count, rates) in sorted(fewest.items())
@@ -128,10 +120,9 @@ def calibrated(folder: Path) -> Fit:
 
 def _runs(folder: Path) -> dict[tuple[str, str], list[float]]:
     """Steps per second of each run, by experiment and configuration."""
-    tables = sorted(folder.glob("*.csv"))
-    if not tables:
-        raise InputError(f"{folder}: no CSV file")
     found: dict[tuple[str, str], list[float]] = {}
+    if not (tables := sorted(folder.glob("*.csv"))):
+        raise InputError(f"{folder}: no CSV file")
     for table in tables:
         for row in rows.read(table, Row):
             if row.steps_per_s > 0.0:
