@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import numpy as np
@@ -22,30 +21,15 @@ from benchmarks.accuracy import dlperf, testbed
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
-from perfmodel.inputs.job import Job
+from perfmodel.calibration.residuals import PredictedRun
 from perfmodel.predicting.intervals import JobKind, Learnt, kind_of, step_interval, uncertainty
-from perfmodel.results.prediction import Prediction
 from perfmodel.validation import shipped_cases
 
 LEAST = 0.005
 """Standard deviation that is taken for granted, lest few runs that fit well promise too much."""
 
 
-class Run(NamedTuple):
-    """A measured run: where it is from, its job, its prediction, and its measured step."""
-
-    source: str
-    job: Job
-    prediction: Prediction
-    measured_s: float
-
-    @property
-    def miss(self) -> float:
-        """Logarithm of measured over predicted."""
-        return math.log(self.measured_s / self.prediction.iteration_s)
-
-
-def runs(folder: Path) -> list[Run]:
+def runs(folder: Path) -> list[PredictedRun]:
     """All runs, predicted."""
     found = []
     jobs = [
@@ -54,18 +38,18 @@ def runs(folder: Path) -> list[Run]:
     ]
     nominal = dlperf.nominal_jobs(folder / dlperf.ABOUT.folder)
     jobs += [(f"dlperf, {name}", job, step_s) for name, job, step_s in nominal]
-    found += [Run(name, job, api.predict(job), step_s) for name, job, step_s in jobs]
+    found += [PredictedRun(name, job, api.predict(job), step_s) for name, job, step_s in jobs]
     for case in shipped_cases():
         if kind_of(case.job).network == "nominal" and case.group != "dlperf":
             samples = case.job.workers * case.job.workload.batch_size
             rate = case.measured.samples_per_s
             measured_s = case.measured.step_s if rate is None else samples / rate
             if measured_s is not None:
-                found.append(Run(case.group, case.job, api.predict(case.job), measured_s))
+                found.append(PredictedRun(case.group, case.job, api.predict(case.job), measured_s))
     return found
 
 
-def learn(some: Sequence[Run]) -> Learnt:
+def learn(some: Sequence[PredictedRun]) -> Learnt:
     """The most likely mean, a and b of runs of one kind, a and b widened for how few they are from.
 
     Runs of one source are alike, so there are only as many independent ones as sources: a and b
@@ -90,7 +74,7 @@ def learn(some: Sequence[Run]) -> Learnt:
     return nothing._replace(always=float(always), waiting=float(more), shift=float(best.x[2]))
 
 
-def covered(some: Sequence[Run]) -> Mapping[str, tuple[int, int]]:
+def covered(some: Sequence[PredictedRun]) -> Mapping[str, tuple[int, int]]:
     """By source: runs inside the intervals learnt from the other sources, and all of them."""
     found = {}
     for source in dict.fromkeys(run.source for run in some):
@@ -102,7 +86,7 @@ def covered(some: Sequence[Run]) -> Mapping[str, tuple[int, int]]:
         inside = 0
         for run in own:
             low, high = step_interval(run.job, run.prediction, learnt)
-            inside += low <= run.measured_s <= high
+            inside += low <= run.step_s <= high
         found[source] = (inside, len(own))
     return found
 
@@ -111,7 +95,7 @@ def covered(some: Sequence[Run]) -> Mapping[str, tuple[int, int]]:
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(path: Path) -> None:
     """Learn how far predictions are off from measured runs."""
-    by_kind: dict[JobKind, list[Run]] = {}
+    by_kind: dict[JobKind, list[PredictedRun]] = {}
     for run in runs(path):
         by_kind.setdefault(kind_of(run.job), []).append(run)
     for kind, some in by_kind.items():

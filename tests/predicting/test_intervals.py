@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.accuracy import intervals as learning
 from perfmodel import InputError, Jitter, Source, make_job, predict
 from perfmodel.base.uncertainty import Uncertainty
+from perfmodel.calibration.residuals import PredictedRun
 from perfmodel.predicting.intervals import (
     LEARNT,
     JobKind,
@@ -174,7 +175,7 @@ def test_a_formula_that_is_not_exact_is_wider() -> None:
 
 def made_up(
     always: float, waiting: float, count: int, *, sources: int = 40, shift: float = 0.0
-) -> list[learning.Run]:
+) -> list[PredictedRun]:
     """Runs of jobs that wait more or less, as far off as these constants say."""
     rng = np.random.default_rng(3)
     found = []
@@ -184,7 +185,7 @@ def made_up(
         answer = msgspec.structs.replace(answer, error_band=None)
         spread = math.hypot(always, waiting * answer.idle_fraction.mean, 0.01)
         measured_s = answer.iteration_s * math.exp(rng.normal(shift, spread))
-        found.append(learning.Run(f"source {i % sources}", one, answer, measured_s))
+        found.append(PredictedRun(f"source {i % sources}", one, answer, measured_s))
     return found
 
 
@@ -218,7 +219,7 @@ def test_few_sources_teach_little() -> None:
 
 def test_intervals_learnt_from_better_predictions_are_too_narrow() -> None:
     good, bad = made_up(0.01, 0.02, 80, sources=8), made_up(0.1, 0.2, 40)
-    bad = [run._replace(source="other") for run in bad]
+    bad = [msgspec.structs.replace(run, source="other") for run in bad]
     found = learning.covered([*good, *bad])
     assert found["other"][0] < 0.5 * found["other"][1]
 
