@@ -103,7 +103,8 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
                           layers=dnns.layers_of(self.dnn) or ())  # fmt: skip
         options: dict[str, object] = {}
         if self.arch == "asp":
-            options = {"servers": self.num_nodes, "split_above_bytes": math.inf}
+            options = {"servers": self.num_nodes, "split_above_bytes": math.inf,
+                       "transmission": "random"}  # fmt: skip
         elif self.arch == "gosgd":
             options = {"probability": 1.0, "queue": 1}
         return tables.job(profile, self.num_gpus, where, self.arch, options)

@@ -141,6 +141,7 @@ class _Lines:
     ) -> None:
         members = job.workers
         self._b, self._options, self._messages = b, Options.of(job), messages
+        self._seed = job.seed
         self._workers = workers
         self._sent = Options.of(job).sent_bytes(messages.bytes)
         network = Network(b, job, fold=fold, core_share=members if fold else 1)
@@ -164,6 +165,8 @@ class _Lines:
         """
         b, messages = self._b, self._messages
         names = tuple(self._workers.layer_names[i] for i in messages.layer)
+        stream = (self._seed, len(label))
+        priority = self._options.priority(messages.layer, self._shape[0], stream)
         send = b.ops(
             label,
             (*self._shape, len(messages.layer)),
@@ -173,7 +176,7 @@ class _Lines:
             latency_s=self._latency_s[:, :, None],
             slot=self._connection[:, :, None],
             units=self._units,
-            priority=self._options.priority(messages.layer),
+            priority=priority.reshape(-1, 1, len(messages.layer)),
             group=self._source[:, None, None],
             axes=(("worker", None), ("peer", None), ("layer", names)),
         )
@@ -346,7 +349,10 @@ def leaves_out(job: Job) -> str | None:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """No folding where workers share a node: they reach different peers without the network."""
+    """No folding where workers share a node, as they reach different peers without the network, or
+    where each has an order of its own."""
+    if Options.of(job).transmission == "random":
+        return None
     if job.workers > 1 and job.cluster.node_of_worker(job.workers - 1) < job.workers - 1:
         return None
     return build(job, fold=True)
@@ -383,6 +389,7 @@ ARCHITECTURE = Architecture(
         {"exchange": "sharded", "reduce_per_byte_s": 0.01},
         {"exchange": "sharded", "overlap": False, "transmission": "shared"},
         {"transmission": "priority", "partition_bytes": 7},
+        {"transmission": "random"},
         {"transmission": "quantum", "quantum_bytes": 11},
         {"transmission": "fifo", "credit_bytes": 25, "partition_bytes": 10},
         {"exchange": "sharded", "compression": "quantised", "decode_per_byte_s": 0.01},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -507,6 +508,20 @@ def test_priority_sends_first_what_forward_needs_first() -> None:
     }
     assert starts(graphs["fifo"], 0)["push 0"] == pytest.approx((11.1, 12.1))
     assert starts(graphs["priority"], 0)["push 0"] == pytest.approx((7.1, 8.1))
+
+
+def test_a_random_order_is_one_of_all_orders() -> None:
+    """Three pulls: the first layer's has none, one or both of the others before it, by the seed.
+    First come, first served has it before both."""
+    work = workload([1.0] * 3, [1.0] * 3, [1.0, 2.0, 4.0])
+    ends: dict[str, set[int]] = {"random": set(), "fifo": set()}
+    for transmission, found in ends.items():
+        for seed in range(12):
+            one = job(work, cluster(), 1, "ps", {"transmission": transmission})
+            graph = build_graph(msgspec.structs.replace(one, seed=seed))
+            begins = {k: starts(graph, 0)[f"pull {k}"][0] for k in range(3)}
+            found.add(sorted(begins.values()).index(begins[0]))
+    assert ends == {"random": {0, 1, 2}, "fifo": {0}}
 
 
 def test_a_quantum_lets_messages_take_turns_and_sharing_sends_all_at_once() -> None:

@@ -146,10 +146,10 @@ class Transmission(Compression, frozen=True):
     """Options of compression, and of scheduling on a connection."""
 
     transmission: Annotated[
-        Literal["fifo", "quantum", "shared", "priority"],
+        Literal["fifo", "quantum", "shared", "priority", "random"],
         Option(
-            "order on a connection: fifo, quantum (take turns), shared (all at once) or "
-            "priority (what the next forward needs first)",
+            "order on a connection: fifo, quantum (take turns), shared (all at once), "
+            "priority (what the next forward needs first) or random (TensorFlow)",
             formulas=False,
         ),
     ] = "fifo"
@@ -181,12 +181,20 @@ class Transmission(Compression, frozen=True):
         if self.credit_bytes > 0.0 and self.transmission in ("quantum", "shared"):
             raise InputError(
                 f"credit_bytes: has no meaning with transmission={self.transmission} "
-                "(allowed: fifo, priority)"
+                "(allowed: fifo, priority, random)"
             )
 
-    def priority(self, layer: Ids) -> Ids:
-        """Priorities of messages of these layers: those that the next forward pass needs first, or,
-        without priorities, all equal: first come, first served."""
+    def priority(self, layer: Ids, workers: int, stream: tuple[int, ...]) -> Ids:
+        """Priorities of the messages of these layers, shape (messages,) or (workers, messages).
+
+        Those that the next forward pass needs first; or drawn for each of the ``workers``, from
+        random numbers that ``stream`` tells from others; or all equal: first come, first served.
+        """
+        if self.transmission == "random":
+            sequence = np.random.SeedSequence(stream)
+            generator = np.random.Generator(np.random.Philox(sequence))
+            order: Ids = np.argsort(generator.random((workers, len(layer))), axis=1)
+            return order
         return layer if self.transmission == "priority" else np.zeros_like(layer)
 
     def connections(

@@ -53,7 +53,8 @@ ARCHITECTURE = Architecture(
     server_bytes=server_bytes,
     assumptions=(
         "one connection per worker and server and direction, one message at a time, in order; the "
-        "tensors that a layer keeps on one server travel together",
+        "tensors that a layer keeps on one server travel together; a random order is one for each "
+        "worker, the same in all iterations",
         "all connections share a full link alike, unless queue_bytes of the cluster says that "
         "losses make their parts unequal",
         "every pushed tensor costs the server its update time, also under BSP; without overlap "
@@ -69,7 +70,8 @@ ARCHITECTURE = Architecture(
     "Jia et al., IPCCC 2020; SSP: Ho et al., NIPS 2013; backup workers: Chen et al., 2016, "
     "arXiv 1604.00981; n-softsync: Zhang et al., IJCAI 2016, arXiv 1511.05950; priorities and "
     "slices: Jayarajan et al., MLSys 2019, arXiv 1905.03960; credit: Peng et al., SOSP 2019, "
-    "doi 10.1145/3341301.3359642",
+    "doi 10.1145/3341301.3359642; random order in TensorFlow: Hashemi et al. (TicTac), MLSys 2019, "
+    "arXiv 1803.03288",
     aliases={sync: {"sync": sync} for sync in ("bsp", "asp", "ssp")},
     group=group,
     variants=VARIANTS,

@@ -211,7 +211,9 @@ class _Builder:
             latency_s=self.network.latency_s(*ends),
             slot=line,
             units=units,
-            priority=options.priority(slices.layer[order]),
+            priority=options.priority(
+                slices.layer[order], self.shape[0], (self.job.seed, int(to_servers))
+            ),
             group=self.group,
             axes=(("worker", None), ("slice", self.names[order])),
         )[:, order]

@@ -31,5 +31,6 @@ VARIANTS: tuple[Mapping[str, Any], ...] = (
     {"transmission": "quantum", "quantum_bytes": 11, "duplex": True, "sync": "asp"},
     {"transmission": "shared", "sync": "asp", "compression": "dgc", "encode_per_byte_s": 0.1},
     {"transmission": "priority", "credit_bytes": 20, "partition_bytes": 10},
+    {"transmission": "random", "sync": "asp", "servers": 2},
     {"compression": "quantised", "quantised_bits": 4, "decode_per_byte_s": 0.01},
 )
