@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,12 +81,22 @@ class Split(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     predicted: str
 
 
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value as it is expected before any run: its mean, the standard deviation of its logarithm,
+    and the most that it can be."""
+
+    value: float
+    spread: float
+    most: float = math.inf
+
+
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A source: its title, who measured it, its folder, its splits by name, texts, and ``facts``
     that its tables do not have.
 
     ``commands`` are what a user would type for such predictions; ``remarks`` is Markdown:
-    mechanisms, reasons of the worst cases, what is not covered.
+    mechanisms, reasons of the worst cases, what is not covered. ``expected`` has what is known of
+    fitted values before any run, by name.
     """
 
     title: str
@@ -95,6 +106,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     splits: dict[str, Split]
     remarks: str
     facts: dict[str, Any] = {}
+    expected: dict[str, Expected] = {}
 
 
 def about(name: str) -> About:

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.accuracy import dnns, fitted, rows, tables
+from benchmarks.accuracy import dnns, fitted, rows, table_fits, tables
 from benchmarks.accuracy.cases import Case, Run, about, predicted
-from perfmodel import InputError, IntraNode, Job, Link
-from perfmodel.calibration.regression import Parameter
+from perfmodel import Job, Link
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.profile import Timing
+
+COLUMNS = {"samples_per_s": "images_per_s"}
 
 NODE_GPUS = 8
 NIC = Link(12.5e9, latency_s=2e-6, efficiency=0.97)
@@ -29,35 +30,20 @@ NIC = Link(12.5e9, latency_s=2e-6, efficiency=0.97)
 FUSED = {"bucket_cap_bytes": 64e6, "first_bucket_bytes": 64e6}
 """Horovod's fusion buffer, of 64 MB; on nominal links, DDP's buckets."""
 
-NVLINK = IntraNode(130e9, latency_s=5e-6, kind="per_device")
-
 ABOUT = about("dlperf")
-
-BEFORE = {
-    "neighbours": Parameter("neighbours", 0.01, 1.0),
-    "link": Parameter("link", 0.5, 0.7, most=0.97),
-    "latency_s": Parameter("latency_s", 1e-4, 1.5),
-}
-"""What is known before any run: GPUs of a node slow each other by some per cent, TCP gets a quarter
-to all of a fast link, and a step of a ring takes some 10 us to 1 ms."""
+prior = table_fits.prior_of(ABOUT)
 
 
-def prior(name: str) -> Parameter:
-    """What is known of a value before any run."""
-    return BEFORE[name]
+def series(row: Row) -> str:
+    """DNN and framework; with XLA or without clipping it is the same framework."""
+    return f"{row.dnn} in {re.sub(r'(?i) w/.*', '', row.framework)}"
 
 
-class Row(msgspec.Struct, frozen=True):
-    """A row of ``throughput.csv``; seconds of a step on one GPU and on one node, where known."""
+class Row(tables.ImagesRow, frozen=True, kw_only=True):
+    """A row of ``throughput.csv``; seconds of a step on one node where known."""
 
-    model: str
     precision: str
     framework: str
-    batch_per_gpu: int
-    num_nodes: int
-    num_gpus: int
-    samples_per_s: float
-    alone_s: float = 0.0
     node_s: float = 0.0
 
     @property
@@ -78,38 +64,30 @@ class Row(msgspec.Struct, frozen=True):
         return f"{self.configuration} {self.num_gpus} GPUs"
 
     @property
-    def series(self) -> str:
-        """DNN and framework; with XLA or without clipping it is the same framework."""
-        return f"{self.dnn} in {re.sub(r'(?i) w/.*', '', self.framework)}"
-
-    @property
     def own(self) -> bool:
         """Whether a row of its own tells what a node takes."""
         return self.node_s > 0.0 and self.num_nodes > 1
 
     family = property(lambda self: "several nodes" if self.own else "one node")
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step."""
-        return self.num_gpus * self.batch_per_gpu / self.samples_per_s
+    setting = property(lambda self: f"{self.dnn} {self.precision}")
+    series = property(series)
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         node = {} if self.own else {"neighbours": "slowdown_per_neighbour"}
         away = {"link": "nic.efficiency", "latency_s": "nic.latency_s"}
         return {**node, **(away if self.num_nodes > 1 else {})}
 
     def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         slower = max(self.node_s / self.alone_s - 1.0, 0.0) / (NODE_GPUS - 1)
         where = tables.cluster(
             Link(NIC.bandwidth_bytes_per_s, values.get("latency_s", NIC.latency_s),
                  values.get("link", NIC.efficiency)),
             known,
             devices_per_node=NODE_GPUS,
-            intra_node=NVLINK,
+            intra_node=tables.NVLINK,
             slowdown_per_neighbour=values.get("neighbours", slower),
         )  # fmt: skip
         timing = Timing(device="v100", batch_size=self.batch_per_gpu, source=tables.PUBLISHED,
@@ -121,7 +99,7 @@ class Row(msgspec.Struct, frozen=True):
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
     """Runs on several GPUs, and seconds of a step on one and on 8; ``known`` are those of the
     fits."""
-    table = [row for row in rows.read(folder / "throughput.csv", Row)
+    table = [row for row in rows.read(folder / "throughput.csv", Row, COLUMNS)
              if row.dnn in catalogue.model_names()]  # fmt: skip
     few = {row.key: row.step_s for row in table if row.num_gpus in (1, NODE_GPUS)}
     few = {**known, **few}
@@ -139,22 +117,14 @@ def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str,
 
 def cases(folder: Path) -> list[Case]:
     """Every row that a split was not fitted to; step times in seconds."""
-    fits = fitted.read("dlperf", tables.Fit)
-    found = []
-    for row in read(folder, fits["all"].alone_s)[0]:
-        splits = {"few": fits.get(f"few without {row.series}", fits["all"]), "all": fits["all"]}
-        setting = f"{row.dnn} {row.precision}"
-        for split, one in splits.items():
-            if row.key not in one.keys and (split == "all" or row.num_gpus > NODE_GPUS):
-                found.append(tables.run("dlperf", split, row, one, prior, setting))
-        if row.own:
-            job = row.job({})
-            pool = "dlperf/few-strict"
-            found.append(Run(f"{pool}/{row.dnn}", row.key, job, row.step_s, pools=(pool,),
-                             setting=setting))  # fmt: skip
-    if not found:
-        raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
-    return predicted(found)
+    every = fitted.read("dlperf", table_fits.Fit)["all"]
+    table, _ = read(folder, every.alone_s)
+    pool = "dlperf/few-strict"
+    strict = [Run(f"{pool}/{row.dnn}", row.key, row.job({}), row.step_s, pools=(pool,),
+                  setting=row.setting) for row in table if row.own]  # fmt: skip
+    away = [row for row in table if row.num_nodes > 1 or row.key not in every.keys]
+    found = table_fits.cases("dlperf", away, ("few", "all"), prior, group=series)
+    return found + predicted(strict)
 
 
 def nominal_jobs(folder: Path) -> Iterator[tuple[str, Job, float]]:
@@ -166,9 +136,6 @@ def nominal_jobs(folder: Path) -> Iterator[tuple[str, Job, float]]:
 
 def fit(folder: Path) -> None:
     """Fit to the rows of a folder and write the fits that :func:`cases` predicts with."""
-    found, few = read(folder, {})
-    fits = {
-        f"few without {name}": tables.fit(others, prior)
-        for name, others in tables.without(found, lambda row: row.series).items()
-    }
-    fitted.write("dlperf", {**fits, "all": tables.fit(found, prior, few)})
+    found, alone_s = read(folder, {})
+    few = table_fits.without("few", found, prior, group=series)
+    fitted.write("dlperf", {**few, "all": table_fits.fit(found, prior, alone_s)})

@@ -8,28 +8,21 @@ holds ``throughput.csv``: samples of all GPUs per second, by ``dnn``, ``connecti
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import Case, about, predicted
-from perfmodel import InputError, IntraNode, Job, Link, Server
-from perfmodel.base.errors import number
-from perfmodel.calibration.regression import Parameter
+from benchmarks.accuracy import dnns, fitted, rows, table_fits, tables
+from benchmarks.accuracy.cases import Case, about
+from perfmodel import IntraNode, Job, Link, Server
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Handover
 from perfmodel.inputs.profile import Profile, Timing
 
 ABOUT = about("hkbu")
+prior = table_fits.prior_of(ABOUT)
 
-FILE = "throughput.csv"
-
-PCIE_BYTES_PER_S = 15.75e9
-"""PCI Express 3.0 with 16 lanes, nominal."""
+FILE, COLUMNS = "throughput.csv", {"dnn": "model", "samples_per_s": "images_per_s"}
 
 RINGS: Mapping[str, dict[str, Any]] = {
     "no_overlap": {"bucketing": "one"},
@@ -39,60 +32,18 @@ RINGS: Mapping[str, dict[str, Any]] = {
 }
 """Options of a ring by schedule."""
 
-BEFORE = {
-    "latency_s": Parameter("latency_s", 7.3e-6, 0.1),
-    "update_s_per_byte": Parameter("update_s_per_byte", 20 / 616e9, 0.35),
-    "scheduler_s": Parameter("scheduler_s", 3e-4, 1.0),
-    "servers' part TCP": Parameter("servers' part TCP", 0.6, 0.3, most=1.0),
-    "servers' part RDMA": Parameter("servers' part RDMA", 0.6, 0.3, most=1.0),
-    "servers' part inside": Parameter("servers' part inside", 0.6, 0.3, most=1.0),
-    "tcp connection": Parameter("tcp connection", 1e9, 1.0),
-}
-"""What is known before any run. The latency of a step of a ring is the start-up time of an
-all-reduce over its 2 (n - 1) steps with RDMA, says MG-WFBP's table. An Adam of single operations
-passes some 20 times over memory, at the 616 GB/s of an RTX 2080 Ti. For each tensor ByteScheduler
-makes some calls in Python, and takes a lock."""
-
-
-def prior(name: str) -> Parameter:
-    """What is known of a value before any run; of a network, that it is slower than its name says:
-    ``10GbE with TCP/IP`` (PCI Express if it says nothing)."""
-    found = re.match(r"(\d+(?:\.\d+)?)\s*G", name)
-    nominal = float(found[1]) * 1e9 / 8 if found else PCIE_BYTES_PER_S
-    return BEFORE.get(name) or Parameter(name, nominal / 2, 1.0)
-
-
-class Row(msgspec.Struct, frozen=True):
+class Row(tables.ImagesRow, frozen=True, kw_only=True):
     """A row of ``throughput.csv``."""
 
-    dnn: str
-    batch_per_gpu: int
     connection: str
     method: str
     architecture: str
     schedule: str
-    num_gpus: int
-    num_nodes: int
-    samples_per_s: float
-    alone_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        number("samples_per_s", self.samples_per_s, above=0.0)
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step."""
-        return self.batch_per_gpu * self.num_gpus / self.samples_per_s
-
-    @property
-    def setup(self) -> str:
-        """What a step on one GPU depends on."""
-        return f"{self.dnn}, batch size {self.batch_per_gpu}"
-
-    @property
-    def series(self) -> str:
-        """What is the same in runs on other numbers of GPUs."""
-        return f"{self.dnn}, {self.connection}, {self.method}"
+    dnn = property(lambda self: self.model)
+    setting = property(lambda self: f"{self.dnn} {self.connection}")
+    setup = property(lambda self: (self.dnn, f"batch size {self.batch_per_gpu}"))
+    series = property(lambda self: f"{self.dnn}, {self.connection}, {self.method}")
 
     @property
     def key(self) -> str:
@@ -119,7 +70,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         away = self.num_nodes > 1
         ps = self.architecture == "ps"
         link = "nic" if away or ps else "intra_node"
@@ -131,12 +82,12 @@ class Row(msgspec.Struct, frozen=True):
                 found["scheduler_s"] = "handover.per_tensor_s"
             return found
         found[self.part] = "nic.efficiency"
-        if away and "TCP" in self.connection and self.schedule != "bytescheduler":
+        if away and "TCP" in self.connection:
             found["tcp connection"] = "flow_bytes_per_s"
         return found
 
     def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         ps, update_s = self.architecture == "ps", values["update_s_per_byte"]
         layers = dnns.layers_of(self.dnn) or ()
         source = tables.PUBLISHED
@@ -172,44 +123,25 @@ class Row(msgspec.Struct, frozen=True):
 
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
     """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits."""
-    table = rows.read(folder / FILE, Row)
-    alone_s = {**known, **{row.setup: row.step_s for row in table if row.num_gpus == 1}}
-    found, left_out = [], []
-    for row in table:
-        if row.num_gpus == 1:
-            continue
-        if row.architecture not in ("allreduce", "ps") or row.schedule not in RINGS:
-            left_out.append(row.method)
-        elif row.num_gpus % row.num_nodes:
-            left_out.append(row.key)
-        elif row.setup not in alone_s or dnns.layers_of(row.dnn) is None:
-            left_out.append(row.setup)
-        else:
-            found.append(msgspec.structs.replace(row, alone_s=alone_s[row.setup]))
-    rows.say_left_out("unknown schedule or DNN, no run on one GPU, or uneven nodes", left_out)
-    return found, alone_s
+
+    def usable(row: Row) -> bool:
+        even = row.num_gpus % row.num_nodes == 0
+        schedules = row.architecture in ("allreduce", "ps") and row.schedule in RINGS
+        known = row.connection in ABOUT.expected and dnns.layers_of(row.dnn) is not None
+        return even and schedules and known
+
+    return tables.several(rows.read(folder / FILE, Row, COLUMNS), known, 2, usable)
 
 
 def cases(folder: Path) -> list[Case]:
     """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
-    fits = fitted.read("hkbu", tables.Fit)
-    found = []
-    for row in read(folder, fits["all"].alone_s)[0]:
-        splits = {"few": fits["few"], "dnn": fits.get(f"dnn/{row.dnn}", fits["all"])}
-        for split, one in {**splits, "all": fits["all"]}.items():
-            again = split == "all" and one is splits["dnn"]
-            if row.key not in one.keys and not again:
-                setting = f"{row.dnn} {row.connection}"
-                found.append(tables.run("hkbu", split, row, one, prior, setting))
-    if not found:
-        raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
-    return predicted(found)
+    known = fitted.read("hkbu", table_fits.Fit)["all"].alone_s
+    return table_fits.cases("hkbu", read(folder, known)[0], tuple(ABOUT.splits), prior)
 
 
 def fit(folder: Path) -> None:
     """Fit to the runs in a folder and write the fits that :func:`cases` predicts with."""
     found, alone_s = read(folder, {})
-    fits = {"few": tables.fit([row for row in found if row.few], prior)}
-    for dnn, others in tables.without(found, lambda row: row.dnn).items():
-        fits[f"dnn/{dnn}"] = tables.fit(others, prior)
-    fitted.write("hkbu", {**fits, "all": tables.fit(found, prior, alone_s)})
+    few = table_fits.fit([row for row in found if row.few], prior)
+    others = table_fits.without("dnn", found, prior)
+    fitted.write("hkbu", {"few": few, **others, "all": table_fits.fit(found, prior, alone_s)})

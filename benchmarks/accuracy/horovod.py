@@ -11,12 +11,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from benchmarks.accuracy import dnns, fitted, rows, tables
+from benchmarks.accuracy import dnns, fitted, rows, table_fits, tables
 from benchmarks.accuracy.cases import Case, about, predicted
 from perfmodel import InputError, Job, Link, Server
-from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.calibration import Calibration
 
 SOURCE, FILE = "horovod", "throughput.csv"
@@ -31,22 +28,8 @@ USUAL_BITS_PER_S = 25e9
 CYCLE_S = 1e-6
 """Horovod of 2017 looked for tensors to fuse without a pause."""
 
-SERVER_S_PER_BYTE = 1 / 1.5e9
-"""What a server takes to add a byte, before any run: what MXNet's servers do, by its bandwidth tool
-(258 MB on eight GPUs: 0.27 s by way of a server, 0.10 s without)."""
-
 ABOUT = about("horovod")
-
-
-def prior(name: str) -> Parameter:
-    """What is known of a value before any run."""
-    if name == "neighbours":
-        return Parameter(name, 0.02, 0.5)
-    if name.startswith("server"):
-        return Parameter(name, SERVER_S_PER_BYTE, 0.5)
-    if name.startswith("part"):
-        return Parameter(name, tables.ETHERNET_EFFICIENCY, 0.5, most=tables.ETHERNET_EFFICIENCY)
-    return Parameter(name, tables.ETHERNET_EFFICIENCY * USUAL_BITS_PER_S / 8, 0.5)
+prior = table_fits.prior_of(ABOUT)
 
 
 class Row(tables.ImagesRow, frozen=True, kw_only=True):
@@ -54,11 +37,12 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     cluster: str
     method: str
-    alone_s: float = 0.0
 
     dnn = series = property(lambda self: self.model)
     family = property(lambda self: "server" if self.servers else "ring")
     servers = property(lambda self: "tensorflow" in self.method.lower())
+    setting = property(lambda self: f"{self.model}, {self.cluster}")
+    setup = property(lambda self: (self.model, self.cluster))
 
     @property
     def key(self) -> str:
@@ -72,7 +56,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         name, field = f"rate {self.method}", "nic.bandwidth_bytes_per_s"
         if self.servers:
             name, field = f"server {self.method}", "server.update_per_byte_s"
@@ -81,7 +65,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
         return {"neighbours": "slowdown_per_neighbour", name: field}
 
     def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
-        """See :class:`benchmarks.accuracy.tables.Measured`. Servers are as many as GPUs; variables
+        """See :class:`.table_fits.Measured`. Servers are as many as GPUs; variables
         go to them in turn, each whole to one."""
         (found,) = (value for name, value in values.items() if name != "neighbours")
         bits = re.search(r"(\d+(?:\.\d+)?)\s*G", self.cluster)
@@ -113,40 +97,18 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
     """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits."""
     table = rows.read(folder / FILE, Row)
-    own = {f"{row.model}, {row.cluster}": row.step_s for row in table if row.num_gpus == 1}
-    alone_s = {**known, **own}
-    found, left_out = [], []
-    for row in table:
-        near = [s for name, s in alone_s.items() if name.startswith(f"{row.model}, ")]
-        step_s = alone_s.get(f"{row.model}, {row.cluster}", near[0] if near else None)
-        if row.num_gpus > 1 and (step_s is None or dnns.layers_of(row.model) is None):
-            left_out.append(row.model)
-        elif row.num_gpus > 1 and step_s is not None:
-            found.append(msgspec.structs.replace(row, alone_s=step_s))
-    rows.say_left_out("no run with one GPU, or layers not known", left_out)
-    return found, alone_s
+    return tables.several(table, known, 1, lambda row: dnns.layers_of(row.model) is not None)
 
 
 def cases(folder: Path) -> list[Case]:
     """Every run with more than one GPU, from nominal links and by a fit that it is not in."""
-    fits = fitted.read(SOURCE, tables.Fit)
-    found = []
-    for row in read(folder, fits["all"].alone_s)[0]:
-        one = fits["all"]
-        if row.key in one.keys:
-            one = fits.get(f"few/{row.model}", one)
-        setting = f"{row.model}, {row.cluster}"
-        if row.key not in one.keys:
-            found.append(tables.run(SOURCE, "few", row, one, prior, setting))
-        found.append(tables.run(SOURCE, "none", row, tables.NOTHING, prior, setting))
-    return predicted(found)
+    table, _ = read(folder, fitted.read(SOURCE, table_fits.Fit)["all"].alone_s)
+    nominal = [table_fits.run(SOURCE, "none", row, table_fits.NOTHING, prior) for row in table]
+    return table_fits.cases(SOURCE, table, ("few",), prior) + predicted(nominal)
 
 
 def fit(folder: Path) -> None:
     """Fit to all runs, and to those of all DNNs but one."""
     found, alone_s = read(folder, {})
-    fits = {
-        f"few/{model}": tables.fit(others, prior)
-        for model, others in tables.without(found, lambda row: row.model).items()
-    }
-    fitted.write(SOURCE, {**fits, "all": tables.fit(found, prior, alone_s)})
+    few = table_fits.without("few", found, prior)
+    fitted.write(SOURCE, {**few, "all": table_fits.fit(found, prior, alone_s)})

@@ -12,10 +12,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import Case, about, predicted
-from perfmodel import InputError, IntraNode, Job, Link
-from perfmodel.calibration.regression import Parameter
+from benchmarks.accuracy import dnns, fitted, rows, table_fits, tables
+from benchmarks.accuracy.cases import Case, about
+from perfmodel import Job, Link
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.profile import Profile, Timing
 
@@ -27,8 +26,6 @@ LAUNCH_S = 0.025
 
 LATENCY_S = 10e-6
 """Of a step of a ring: an assumption."""
-
-NVLINK = IntraNode(130e9, 5e-6, kind="per_device")
 
 RESNET_50_S = 2.55e-3
 """Per image, between batches of 32 and 128, float32 (MXNet's published speeds on V100: 298.51,
@@ -44,13 +41,7 @@ IMAGE_S = {
 }
 
 ABOUT = about("kungfu")
-
-
-def prior(name: str) -> Parameter:
-    """What is known of a value before any run."""
-    if name == "neighbours":
-        return Parameter(name, 0.065 / 7, 0.1)
-    return Parameter(name, 1e9, 1.0)
+prior = table_fits.prior_of(ABOUT)
 
 
 class Row(tables.ImagesRow, frozen=True, kw_only=True):
@@ -60,6 +51,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     dnn = property(lambda self: dnns.plain(self.model))
     family = property(lambda self: self.arch)
+    setting = property(lambda self: f"{self.dnn} batch {self.batch_per_gpu}")
 
     @property
     def arch(self) -> str:
@@ -81,18 +73,18 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         field = "nic.bandwidth_bytes_per_s" if self.arch == "ring" else "flow_bytes_per_s"
-        return {"neighbours": "slowdown_per_neighbour", self.system: field}
+        return {"neighbours": "slowdown_per_neighbour", f"rate {self.system}": field}
 
     def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
-        rate, ring = values[self.system], self.arch == "ring"
+        """See :class:`.table_fits.Measured`."""
+        rate, ring = values[f"rate {self.system}"], self.arch == "ring"
         where = tables.cluster(
             Link(rate if ring else 12.5e9, LATENCY_S),
             known,
             devices_per_node=self.devices,
-            intra_node=NVLINK,
+            intra_node=tables.NVLINK,
             slowdown_per_neighbour=values["neighbours"],
             flow_bytes_per_s=None if ring else rate,
         )
@@ -112,17 +104,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
 def cases(folder: Path) -> list[Case]:
     """Every row that a split was not fitted to; step times in seconds."""
-    fits = fitted.read("kungfu", tables.Fit)
-    found = []
-    for row in read(folder):
-        for split in ABOUT.splits:
-            one = fits.get(f"{split} without {row.dnn}") or fits["all" if split == "dnn" else split]
-            if row.key not in one.keys:
-                setting = f"{row.dnn} batch {row.batch_per_gpu}"
-                found.append(tables.run("kungfu", split, row, one, prior, setting))
-    if not found:
-        raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
-    return predicted(found)
+    return table_fits.cases("kungfu", read(folder), tuple(ABOUT.splits), prior)
 
 
 def read(folder: Path) -> list[Row]:
@@ -136,7 +118,6 @@ def read(folder: Path) -> list[Row]:
 def fit(folder: Path) -> None:
     """Fit to the rows of a folder and write the fits that :func:`cases` predicts with."""
     table = read(folder)
-    fits = {"few": tables.fit([row for row in table if row.batch_per_gpu <= FEW_BATCH], prior)}
-    for name, others in tables.without(table, lambda row: row.dnn).items():
-        fits[f"dnn without {name}"] = tables.fit(others, prior)
-    fitted.write("kungfu", {**fits, "all": tables.fit(table, prior)})
+    few = table_fits.fit([row for row in table if row.batch_per_gpu <= FEW_BATCH], prior)
+    others = table_fits.without("dnn", table, prior)
+    fitted.write("kungfu", {"few": few, **others, "all": table_fits.fit(table, prior)})

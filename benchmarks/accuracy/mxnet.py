@@ -15,10 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy import dnns, fitted, rows, table_fits, tables
+from benchmarks.accuracy.cases import Case, about
 from perfmodel import InputError, Job, Link, Server, predict
-from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.calibration import Calibration
 
 SOURCE, FILE = "mxnet", "scaling_p2.16xlarge.csv"
@@ -33,30 +32,18 @@ INSIDE = {"overlap": False, "split_above_bytes": math.inf}
 BETWEEN = {"overlap": False, "duplex": True, "sharding": "hash", "split_above_bytes": 4e6}
 """Options between nodes, those of MXNet's KVStore; as many servers as nodes."""
 
-BEFORE = {
-    "gpu link": Parameter("gpu link", 8e9, 0.7),
-    "between nodes": Parameter("between nodes", tables.ETHERNET_EFFICIENCY, 0.5, most=1.0),
-    "server": Parameter("server", (0.295 - 0.100) / 258e6, 0.5),
-}
-"""What is known before any run. Servers: an exchange of 258 MB by way of one less one without, by
-MXNet's bandwidth tool. TCP was seen to deliver between a quarter and all of a fast link."""
-
 ABOUT = about("mxnet")
-
-
-def prior(name: str) -> Parameter:
-    """What is known of a value before any run."""
-    return BEFORE[name]
+prior = table_fits.prior_of(ABOUT)
 
 
 class Row(tables.ImagesRow, frozen=True, kw_only=True):
     """A row of the scaling table."""
 
     model_size_mb: float | None = msgspec.field(default=None, name="model_size_MB")
-    alone_s: float = 0.0
 
-    dnn = series = property(lambda self: self.model)
+    dnn = series = setting = property(lambda self: self.model)
     family = property(lambda self: "")
+    setup = property(lambda self: (self.model, str(self.batch_per_gpu)))
 
     @property
     def key(self) -> str:
@@ -64,20 +51,15 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
         return f"{self.model} {self.num_gpus} GPUs on {self.num_nodes} nodes"
 
     @property
-    def setup(self) -> str:
-        """What a step on one GPU depends on."""
-        return f"{self.model} {self.batch_per_gpu}"
-
-    @property
     def fields(self) -> Mapping[str, str]:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         if self.num_nodes == 1:
             return {"gpu link": "nic.bandwidth_bytes_per_s"}
         between = {"between nodes": "nic.efficiency", "server": "server.update_per_byte_s"}
         return {"gpu link": "", **between}
 
     def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         size = self.model_size_mb and 1e6 * self.model_size_mb
         rate = self.batch_per_gpu / self.alone_s
         profile = dnns.profile(self.model, "k80", self.batch_per_gpu, rate, size)
@@ -99,29 +81,18 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
 
 def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str, float]]:
     """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits."""
-    table = rows.read(folder / FILE, Row)
-    alone_s = {**known, **{row.setup: row.step_s for row in table if row.num_gpus == 1}}
-    many = [row for row in table if row.num_gpus > 1]
-    left_out = [row.setup for row in many if row.setup not in alone_s]
-    rows.say_left_out("no run with one GPU", left_out)
-    found = [row for row in many if row.setup in alone_s]
-    return [msgspec.structs.replace(row, alone_s=alone_s[row.setup]) for row in found], alone_s
+    return tables.several(rows.read(folder / FILE, Row), known, 2)
 
 
 def cases(folder: Path) -> list[Case]:
     """Every run with more than one GPU, by the fit of few rows, or that of all if it is unseen."""
-    fits = fitted.read(SOURCE, tables.Fit)
-    found = []
-    for row in read(folder, fits["all"].alone_s)[0]:
-        one = fits["few" if row.key in fits["all"].keys else "all"]
-        if row.key not in one.keys:
-            found.append(tables.run(SOURCE, "few", row, one, prior, row.model))
-    return predicted(found)
+    known = fitted.read(SOURCE, table_fits.Fit)["all"].alone_s
+    return table_fits.cases(SOURCE, read(folder, known)[0], ("few",), prior)
 
 
 def fit(folder: Path) -> None:
     """Fit to the runs on one node, and to those of them with the fewest GPUs above one."""
     found, alone_s = read(folder, {})
     inside = [row for row in found if row.num_nodes == 1]
-    fits = {"few": tables.fit(tables.fewest(inside), prior)}
-    fitted.write(SOURCE, {**fits, "all": tables.fit(inside, prior, alone_s)})
+    fits = {"few": table_fits.fit(tables.fewest(inside), prior)}
+    fitted.write(SOURCE, {**fits, "all": table_fits.fit(inside, prior, alone_s)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +17,10 @@ from perfmodel.base.errors import InputError
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 
-def read(path: Path, kind: type[Row]) -> list[Row]:
+def read(path: Path, kind: type[Row], columns: Mapping[str, str] | None = None) -> list[Row]:
     """The rows of a file; empty fields are as if they were not there, other columns are ignored.
+
+    ``columns`` are names of fields by those of columns, where they differ.
 
     Raises
     ------
@@ -26,14 +28,14 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    found = []
+    found, named = [], columns or {}
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a text file in UTF-8") from None
     reader = csv.DictReader(io.StringIO(text, newline=""))
     for row in reader:
-        given = {key: value for key, value in row.items() if key is not None and value}
+        given = {named.get(k, k): value for k, value in row.items() if k is not None and value}
         try:
             found.append(msgspec.convert(given, kind, strict=False))
         except msgspec.ValidationError as error:

@@ -9,15 +9,14 @@ job, of nodes that each sum their gradients before they send them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.accuracy import dnns, fitted, rows, tables
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy import dnns, fitted, rows, table_fits, tables
+from benchmarks.accuracy.cases import Case, about
 from perfmodel import InputError, IntraNode, Job, Link, Server, predict
-from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Handover
 
@@ -33,14 +32,7 @@ THREADS = {"DGX-1": 80, "p2.8xlarge": 32, "p2.16xlarge": 64, "n1-standard-32": 3
 """Hardware threads of a node, which load images, by a part of the platform's name."""
 
 ABOUT = about("tensorflow")
-
-
-def prior(name: str) -> Parameter:
-    """What is known of a value before any run: two GPUs slow each other by some per cent, a host
-    copies some GB/s, and a thread decodes 100 images a second."""
-    before = {"host": (2e-10, 1.0), "thread": (100.0, 0.5), "server": (2e-9, 1.0)}
-    value, spread = before.get(name.partition(" ")[0], (0.03, 1.5))
-    return Parameter(name, value, spread)
+prior = table_fits.prior_of(ABOUT)
 
 
 class Row(tables.ImagesRow, frozen=True, kw_only=True):
@@ -52,10 +44,10 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
     data: str = "synthetic"
     local_parameter_device: str = "n/a"
     num_ps: int | None = None
-    alone_s: float = 0.0
 
     dnn = property(lambda self: self.model)
     family = property(lambda self: self.gpu)
+    setting = property(lambda self: f"{self.model}, {self.platform}")
 
     @property
     def method(self) -> str:
@@ -75,14 +67,14 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
         return f"{self.series}, {self.num_gpus} GPUs"
 
     @property
-    def setup(self) -> str:
+    def setup(self) -> tuple[str, ...]:
         """What a step on one GPU depends on, the most important first."""
-        where = (self.gpu, self.model, str(self.batch_per_gpu), self.platform, self.data)
-        return ", ".join((*where, self.method))
+        batch = str(self.batch_per_gpu)
+        return (self.gpu, self.model, batch, self.platform, self.data, self.method)
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         away = self.num_nodes > 1
         found = {
             f"neighbours {self.series}": "" if away else "slowdown_per_neighbour",
@@ -93,7 +85,7 @@ class Row(tables.ImagesRow, frozen=True, kw_only=True):
         return {**found, **({"server": "server.update_per_byte_s"} if away else {})}
 
     def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
-        """See :class:`benchmarks.accuracy.tables.Measured`."""
+        """See :class:`.table_fits.Measured`."""
         threads = next((n for name, n in THREADS.items() if name in self.platform), 0)
         rate = self.batch_per_gpu / self.alone_s
         profile = dnns.profile(self.model, self.gpu, self.batch_per_gpu, rate)
@@ -132,41 +124,17 @@ def read(folder: Path, known: Mapping[str, float]) -> tuple[list[Row], dict[str,
     """Runs on several GPUs, and seconds of a step on one; ``known`` are those of the fits. One GPU
     with the same data, or the other, or elsewhere."""
     table = rows.read(folder / FILE, Row)
-    alone_s = {**known, **{row.setup: row.step_s for row in table if row.num_gpus == 1}}
-    found, left_out = [], []
-    for row in table:
-        near = _nearest(row, alone_s)
-        if row.num_gpus > 1 and near and dnns.layers_of(row.model) is not None:
-            found.append(msgspec.structs.replace(row, alone_s=alone_s[near]))
-        elif row.num_gpus > 1:
-            left_out.append(f"{row.model} on {row.platform}")
-    rows.say_left_out("no run with one GPU, or layers not known", left_out)
-    return found, alone_s
-
-
-def _nearest(row: Row, setups: Iterable[str]) -> str:
-    own = row.setup.split(", ")
-
-    def alike(setup: str) -> list[bool]:
-        return [a == b for a, b in zip(own, setup.split(", "), strict=True)]
-
-    return max((setup for setup in setups if all(alike(setup)[:3])), key=alike, default="")
+    return tables.several(table, known, 3, lambda row: dnns.layers_of(row.model) is not None)
 
 
 def cases(folder: Path) -> list[Case]:
     """Every run with more than one GPU, by the fit of few rows, or that of all if it is unseen."""
-    fits = fitted.read(SOURCE, tables.Fit)
-    found = []
-    for row in read(folder, fits["all"].alone_s)[0]:
-        one = fits["few" if row.key in fits["all"].keys else "all"]
-        if row.key not in one.keys:
-            setting = f"{row.model}, {row.platform}"
-            found.append(tables.run(SOURCE, "few", row, one, prior, setting))
-    return predicted(found)
+    known = fitted.read(SOURCE, table_fits.Fit)["all"].alone_s
+    return table_fits.cases(SOURCE, read(folder, known)[0], ("few",), prior)
 
 
 def fit(folder: Path) -> None:
     """Fit to all runs, and to the smallest number of GPUs above one of each configuration."""
     found, alone_s = read(folder, {})
-    fits = {"few": tables.fit(tables.fewest(found), prior)}
-    fitted.write(SOURCE, {**fits, "all": tables.fit(found, prior, alone_s)})
+    fits = {"few": table_fits.fit(tables.fewest(found), prior)}
+    fitted.write(SOURCE, {**fits, "all": table_fits.fit(found, prior, alone_s)})

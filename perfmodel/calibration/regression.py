@@ -160,6 +160,20 @@ class Regression:
         found: Floats = self._misses(values, len(points))
         return found
 
+    def near(self, x: Floats, difference: float) -> Regression:
+        """The same with misfits that are linear about a point, by central differences of
+        coordinates: hundreds of fits without some of the rows take no time."""
+        at, aside = self.misses(x[None])[0], difference * np.eye(len(x))
+        slopes = (self.misses(x + aside) - self.misses(x - aside)).T / (2.0 * difference)
+        parameters = [self.parameters[name] for name in self.names]
+
+        def misses(values: Mapping[str, Floats], points: int) -> Floats:
+            moved = [[p.coordinate(v) for v in values[p.name].tolist()] for p in parameters]
+            found: Floats = at + (np.array(moved).T - x) @ slopes.T
+            return found
+
+        return Regression(parameters, misses, self.spreads)
+
     def effect(self, name: str) -> float:
         """Largest change of any row by one prior standard deviation of a parameter."""
         p = self.parameters[name]

@@ -1,0 +1,318 @@
+"""Fits to published tables of throughput: the values of fields, and how well they are known.
+
+A row is a job of a few fitted values, each of which is a field of the cluster. A value that no row
+tells of keeps what is expected of it before (its :class:`Parameter`), and is as uncertain.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from benchmarks.accuracy import fitted
+from benchmarks.accuracy.cases import About, Case, Run, predicted
+from benchmarks.accuracy.fitted import rounded
+from perfmodel import Job, predict
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.calibration.regression import Misses, Parameter, Regression, spread_of
+from perfmodel.inputs.calibration import Calibration
+from perfmodel.predicting import coarse
+from perfmodel.predicting.intervals import features_of
+
+SPREAD = 0.03
+"""Expected standard deviation of the logarithm of a step around the model; it weighs runs against
+what is expected before."""
+
+FARTHEST, LEAST = 4.0, 1e-3
+"""Standard deviations above what is expected, and the least factor on it, of values sought."""
+
+SLOW = 2.5
+"""Standard deviations from what is expected of a point at which everything is slow."""
+
+SIMULATED = 2
+"""Most rounds of a search by simulation, after that by formulas."""
+
+DIFFERENCE = 0.02
+"""Of coordinates, for slopes."""
+
+ROUNDS, FARTHEST_STEP, CLOSE = 8, 1.5, 0.02
+"""Of a search: most rounds, the longest step of one, and one that is short enough to end with, both
+in standard deviations of what is expected."""
+
+
+class Measured(Protocol):
+    """A row on several GPUs, with what its job needs.
+
+    Attributes
+    ----------
+    key : what tells it from all others.
+    dnn, family : rows whose predictions are off alike; ``series`` are the same but for its size.
+    setting : rows that differ in how they train, and are ranked.
+    fields : the field of the cluster that each fitted value is, by name of the value; empty for
+        one of the workload, which is as well known as the others are.
+    """
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def dnn(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def series(self) -> str: ...
+    @property
+    def setting(self) -> str: ...
+    @property
+    def step_s(self) -> float: ...
+    @property
+    def fields(self) -> Mapping[str, str]: ...
+
+    def job(self, values: Mapping[str, float], known: Calibration | None = None) -> Job:
+        """Its job with fitted values, on a cluster that carries how well they are ``known``."""
+
+
+Prior = Callable[[str], Parameter]
+
+
+class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was fitted to the rows ``keys`` of the DNNs ``dnns``.
+
+    Attributes
+    ----------
+    values : by name.
+    known : how well, by the names of the values in the place of fields.
+    families : spread of the rows of a family, in fits without those of their series.
+    unseen : spread of the rows of a DNN in fits without it.
+    alone_s : seconds of a step on one GPU, for folders without such rows.
+    """
+
+    values: dict[str, float]
+    known: Calibration
+    families: dict[str, float]
+    unseen: float
+    dnns: tuple[str, ...]
+    keys: tuple[str, ...]
+    alone_s: dict[str, float] = {}
+
+    def job(self, row: Measured, prior: Prior) -> Job:
+        """The job of a row, on a cluster that carries how well its values are known."""
+        values = {n: self.values.get(n, prior(n).value) for n in row.fields}
+        if not self.keys:
+            return row.job(values)
+        names, count = [n for n, field in row.fields.items() if field], len(self.values)
+        order = {name: i for i, name in enumerate(self.known.parameters)}
+        every = np.zeros((count + len(names),) * 2)
+        every[:count, :count] = self.known.covariance or np.zeros((count, count))
+        for i, name in enumerate(names):
+            every[count + i, count + i] = prior(name).spread ** 2
+        at = [order.get(name, count + i) for i, name in enumerate(names)]
+        spread = self.families.get(row.family, max(self.families.values()))
+        known = msgspec.structs.replace(
+            self.known,
+            parameters=tuple(row.fields[name] for name in names),
+            covariance=tuple(map(tuple, every[np.ix_(at, at)].tolist())),
+            spread=spread if row.dnn in self.dnns else max(spread, self.unseen),
+        )
+        return row.job(values, known)
+
+
+def prior_of(about: About) -> Prior:
+    """What a source expects before any run of a value of that name, or of such a first word."""
+
+    def prior(name: str) -> Parameter:
+        known = about.expected
+        found = known.get(name) or known.get(name.partition(" ")[0])
+        if found is None:
+            raise unknown_name("fitted value", name, known)
+        return Parameter(name, found.value, found.spread, most=found.most)
+
+    return prior
+
+
+NOTHING = Fit({}, Calibration(), {}, 0.0, (), ())
+"""No fit at all: every value is as expected before."""
+
+
+Row = TypeVar("Row", bound=Measured)
+
+
+def of_dnn(row: Measured) -> str:
+    """The DNN of a row: rows that are left out of a fit together."""
+    return row.dnn
+
+
+def cases(
+    source: str,
+    rows: Iterable[Row],
+    splits: Sequence[str],
+    prior: Prior,
+    group: Callable[[Row], str] = of_dnn,
+) -> list[Case]:
+    """Every row as the fits of each split predict it, where they do not know it.
+
+    A fit without the ``group`` of the row comes first. Rows that no fit knows are predicted by the
+    fit to all rows, as the last of the splits.
+
+    Raises
+    ------
+    InputError : there is nothing to predict.
+    """
+    fits = fitted.read(source, Fit)
+    found = []
+    for row in rows:
+        unseen = row.key not in fits["all"].keys
+        for split in splits[-1:] if unseen else splits:
+            one = fits.get(f"{split} without {group(row)}") or fits.get(split)
+            one = fits["all"] if unseen else one
+            if one is not None and row.key not in one.keys:
+                found.append(run(source, split, row, one, prior))
+    if not found:
+        raise InputError(f"{source}: no row that can be predicted and was not fitted to")
+    return predicted(found)
+
+
+def run(source: str, split: str, row: Measured, found: Fit, prior: Prior) -> Run:
+    """A row as a fit has its job."""
+    pool = f"{source}/{split}"
+    job = found.job(row, prior)
+    return Run(f"{pool}/{row.dnn}", row.key, job, row.step_s, pools=(pool,), setting=row.setting)
+
+
+def without(
+    split: str, rows: Sequence[Row], prior: Prior, group: Callable[[Row], str] = of_dnn
+) -> dict[str, Fit]:
+    """By name, fits to the rows of all groups but one; none where there is but one group."""
+    names = list(dict.fromkeys(map(group, rows)))
+    return {
+        f"{split} without {name}": fit([row for row in rows if group(row) != name], prior)
+        for name in names
+        if len(names) > 1
+    }
+
+
+def fit(rows: Sequence[Measured], prior: Prior, alone_s: Mapping[str, float] | None = None) -> Fit:
+    """Fit to rows: by formulas, and where these are off by simulation from there on.
+
+    Raises
+    ------
+    InputError : there are none.
+    """
+    if not rows:
+        raise InputError("no rows to fit to: needed are runs on one GPU, and on several")
+    before = {name: prior(name) for name in sorted({n for row in rows for n in row.fields})}
+    # factors on what is expected, so that a search begins with steps of one standard deviation
+    parameters = [
+        Parameter(n, 1.0, p.spread, most=min(math.exp(FARTHEST * p.spread), p.most / p.value))
+        for n, p in before.items()
+    ]
+    spreads = np.full(len(rows), SPREAD)
+    formulas, simulations = (
+        Regression(parameters, _misses(rows, before, simulated), spreads)
+        for simulated in (False, True)
+    )
+    ends = [_descend(formulas, start) for start in _starts(formulas, rows)]
+    x = _back(formulas, min(ends, key=lambda end: formulas.cost(end, 1.0)))
+    x = _descend(simulations, x, SIMULATED)
+    return _found(simulations.near(x, DIFFERENCE), x, rows, before, alone_s or {})
+
+
+def _found(
+    near: Regression,
+    x: Floats,
+    rows: Sequence[Measured],
+    before: Mapping[str, Parameter],
+    alone_s: Mapping[str, float],
+) -> Fit:
+    """The values at a point, and what rows left out of a regression near it say of them."""
+    scale = near.scale(x)
+    series, dnns = [row.series for row in rows], [row.dnn for row in rows]
+    values = {n: rounded(before[n].value * f) for n, f in near.values(x).items()}
+    features = [features_of(row.job({n: values[n] for n in row.fields})) for row in rows]
+    left_out = near.left_out(series, x, scale)
+    known = near.calibration(x, scale, {n: n for n in values}, left_out=left_out,
+                             groups=len(set(series)), features=features)  # fmt: skip
+    # features that always change together are one: the workers, if they are among them
+    once = {growth: name for name, growth in reversed(known.growth.items())}
+    growth = {n: g for n, g in known.growth.items() if once[g] == n}
+    unseen = near.left_out(dnns, x, scale) if len(set(dnns)) > 1 else left_out
+    families = {
+        family: spread_of(left_out[[row.family == family for row in rows]],
+                          len({row.series for row in rows if row.family == family}))
+        for family in sorted({row.family for row in rows})
+    }  # fmt: skip
+    return Fit(
+        values=values,
+        known=msgspec.structs.replace(known, growth=growth),
+        families={family: rounded(spread) for family, spread in families.items()},
+        unseen=rounded(spread_of(unseen, len(set(dnns)))),
+        dnns=tuple(sorted(set(dnns))),
+        keys=tuple(row.key for row in rows),
+        alone_s={name: rounded(seconds) for name, seconds in alone_s.items()},
+    )
+
+
+def _misses(rows: Sequence[Measured], before: Mapping[str, Parameter], simulated: bool) -> Misses:
+    """Logarithms of predicted over measured, from factors on what is expected before."""
+
+    @functools.lru_cache(maxsize=100_000)
+    def miss(i: int, given: tuple[float, ...]) -> float:
+        factors = dict(zip(rows[i].fields, given, strict=True))
+        job = rows[i].job({n: before[n].value * max(f, LEAST) for n, f in factors.items()})
+        exact = not simulated or coarse.error_band(job).p90 == 0.0
+        step_s = float(coarse.phases(job).iteration_s) if exact else predict(job).iteration_s
+        return math.log(step_s / rows[i].step_s)
+
+    def misses(values: Mapping[str, Floats], points: int) -> Floats:
+        of = {n: value.tolist() for n, value in values.items()}
+        return np.array(
+            [
+                [miss(i, tuple(of[n][p] for n in row.fields)) for i, row in enumerate(rows)]
+                for p in range(points)
+            ]
+        )
+
+    return misses
+
+
+def _starts(regression: Regression, rows: Sequence[Measured]) -> list[Floats]:
+    """What is expected, and where all communication is slow: of a link that is hidden because it is
+    fast nothing tells which way to go."""
+    centre, prior = regression.centre, regression.prior
+    aside = SLOW * np.diag(prior)
+    more, less = (regression.misses(centre + s * aside).sum(axis=1) for s in (1.0, -1.0))
+    fields = {name: field for row in rows for name, field in row.fields.items()}
+    sent = [fields[name] not in ("", "slowdown_per_neighbour") for name in regression.names]
+    return [centre, centre + SLOW * prior * np.where(more > less, 1.0, -1.0) * sent]
+
+
+def _descend(regression: Regression, x: Floats, rounds: int = ROUNDS) -> Floats:
+    """A minimum near a point, by fits to misses that are linear about the last one."""
+    prior, cost = regression.prior, regression.cost(x, 1.0)
+    for _ in range(rounds):
+        step = regression.near(x, DIFFERENCE).solve([x]) - x
+        step = np.clip(step, -FARTHEST_STEP * prior, FARTHEST_STEP * prior)
+        tried = [(regression.cost(x + part * step, 1.0), part) for part in (1.0, 0.3)]
+        least, part = min(tried)
+        if least >= cost:
+            break
+        x, cost = x + part * step, least
+        if float(np.abs(part * step / prior).max()) < CLOSE:
+            break
+    return x
+
+
+def _back(regression: Regression, x: Floats) -> Floats:
+    """The point with all values as expected that are better so: what starts slow need not find out
+    of where it hardly shows."""
+    for i, expected in enumerate(regression.centre.tolist()):
+        tried = x.copy()
+        tried[i] = expected
+        if regression.cost(tried, 1.0) < regression.cost(x, 1.0):
+            x = tried
+    return x
