@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
+from benchmarks.accuracy import rows
 from perfmodel.base.provenance import Source
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.profile import Gradients, Layer, Profile, Tensor, Timing
@@ -21,35 +23,27 @@ from perfmodel.inputs.profile import Gradients, Layer, Profile, Tensor, Timing
 BYTES = 4
 """Bytes of a parameter: all these tables are of single precision."""
 
-CATALOGUE = {
-    "alexnet": "alexnet",
-    "googlenet": "inception_v1",
-    "inception": "inception_v1",
-    "inceptionv1": "inception_v1",
-    "resnet18": "resnet18",
-    "resnet50": "resnet50",
-    "vgg": "vgg16",
-    "vgg16": "vgg16",
-}
 
-DEEPER: dict[str, dict[str, int]] = {
-    "resnet101": {"layer3": 23},
-    "resnet152": {"layer2": 8, "layer3": 36},
-}
-"""Blocks of ResNet-50's stages, where there are more of them than it has."""
+class Known(msgspec.Struct, frozen=True):
+    """DNNs by name in small letters, as ``dnns.toml`` says."""
 
-SIZES = {
-    "vgg11": ("vgg16", 132_863_336),
-    "vgg19": ("vgg16", 143_667_240),
-    "inceptionv2": ("inception_v1", 11_200_000),
-    "bninception": ("inception_v1", 11_200_000),
-    "inceptionv4": ("inceptionv3", 42_700_000),
-    "inceptionresnetv2": ("inceptionv3", 55_800_000),
-}
-"""The relative whose layers stand for those of a DNN, and the parameters of that DNN."""
+    catalogue: dict[str, str]
+    deeper: dict[str, dict[str, int]]
+    sizes: dict[str, tuple[str, int]]
+    berts: dict[str, tuple[int, int]]
 
-BERTS = {"bertbase": (12, 768), "bertlarge": (24, 1024)}
-"""Transformer layers and hidden size of each BERT."""
+
+class Convolution(msgspec.Struct, frozen=True):
+    """A row of ``inception_v3.csv``: channels, elements of the kernel, side of the output."""
+
+    inputs: int
+    outputs: int
+    kernel_elements: int
+    output_side: int
+
+
+FOLDER = Path(__file__).parent
+KNOWN = msgspec.toml.decode((FOLDER / "dnns.toml").read_bytes(), type=Known)
 
 WORDS, POSITIONS, SEGMENTS = 30_522, 512, 2
 """Rows of BERT's embeddings."""
@@ -73,16 +67,16 @@ def plain(name: str) -> str:
 def layers_of(name: str) -> tuple[Layer, ...] | None:
     """The layers of a DNN; None where it is not known."""
     key = plain(name)
-    if key in CATALOGUE:
-        return catalogue.model(CATALOGUE[key]).layers
-    if key in DEEPER:
-        return tuple(_deeper(DEEPER[key]))
-    if key in BERTS:
-        return tuple(_bert(*BERTS[key]))
+    if key in KNOWN.catalogue:
+        return catalogue.model(KNOWN.catalogue[key]).layers
+    if key in KNOWN.deeper:
+        return tuple(_deeper(KNOWN.deeper[key]))
+    if key in KNOWN.berts:
+        return tuple(_bert(*KNOWN.berts[key]))
     if key == "inceptionv3":
         return tuple(_inception_v3())
-    if key in SIZES:
-        relative, parameters = SIZES[key]
+    if key in KNOWN.sizes:
+        relative, parameters = KNOWN.sizes[key]
         found = layers_of(relative)
         return None if found is None else resized(found, BYTES * parameters)
     return None
@@ -156,41 +150,12 @@ def _deeper(blocks: dict[str, int]) -> Iterator[Layer]:
 
 
 def _inception_v3() -> Iterator[Layer]:
-    convolutions = (
-        _convolution(number, *one) for number, one in enumerate(_inception_convolutions())
-    )
-    yield from convolutions
-    yield Layer("fc", "linear", (Tensor("fc.weight", BYTES * 2048 * 1000.0),), 2.0 * 2048 * 1000)
-
-
-def _convolution(number: int, inputs: int, outputs: int, kernel: int, side: int) -> Layer:
-    """A convolution with its normalisation; ``kernel``: elements, ``side``: of what it puts out."""
-    weights = float(inputs * outputs * kernel)
-    tensors = (Tensor("weight", BYTES * weights), Tensor("bias", 2.0 * BYTES * outputs))
-    return Layer(f"conv{number}", "conv2d", tensors, 2.0 * weights * side * side)
-
-
-def _inception_convolutions() -> Iterator[tuple[int, int, int, int]]:
-    """Input channels, output channels, elements of the kernel, side of the output; in order."""
-    yield from ((3, 32, 9, 149), (32, 32, 9, 147), (32, 64, 9, 147))
-    yield from ((64, 80, 1, 73), (80, 192, 9, 71))
-    for width, pooled in ((192, 32), (256, 64), (288, 64)):
-        yield from ((width, 64, 1, 35), (width, 48, 1, 35), (48, 64, 25, 35))
-        yield from ((width, 64, 1, 35), (64, 96, 9, 35), (96, 96, 9, 35))
-        yield (width, pooled, 1, 35)
-    yield from ((288, 384, 9, 17), (288, 64, 1, 35), (64, 96, 9, 35), (96, 96, 9, 17))
-    for narrow in (128, 160, 160, 192):
-        yield (768, 192, 1, 17)
-        yield from ((768, narrow, 1, 17), (narrow, narrow, 7, 17), (narrow, 192, 7, 17))
-        yield (768, narrow, 1, 17)
-        yield from ((narrow, narrow, 7, 17),) * 3
-        yield from ((narrow, 192, 7, 17), (768, 192, 1, 17))
-    yield from ((768, 192, 1, 17), (192, 320, 9, 8), (768, 192, 1, 17))
-    yield from ((192, 192, 7, 17), (192, 192, 7, 17), (192, 192, 9, 8))
-    for width in (1280, 2048):
-        yield from ((width, 320, 1, 8), (width, 384, 1, 8), (384, 384, 3, 8), (384, 384, 3, 8))
-        yield from ((width, 448, 1, 8), (448, 384, 9, 8), (384, 384, 3, 8), (384, 384, 3, 8))
-        yield (width, 192, 1, 8)
+    """Its convolutions, each with its normalisation, and the classifier."""
+    for number, one in enumerate(rows.read(FOLDER / "inception_v3.csv", Convolution)):
+        weights = float(one.inputs * one.outputs * one.kernel_elements)
+        tensors = (_tensor("weight", weights), _tensor("bias", 2 * one.outputs))
+        yield Layer(f"conv{number}", "conv2d", tensors, 2.0 * weights * one.output_side**2)
+    yield Layer("fc", "linear", (_tensor("fc.weight", 2048 * 1000),), 2.0 * 2048 * 1000)
 
 
 def _bert(depth: int, width: int) -> Iterator[Layer]:
@@ -220,5 +185,5 @@ def _norm(name: str, width: int) -> Layer:
     return Layer(f"{name} norm", "layernorm", (_tensor("weight", width), _tensor("bias", width)))
 
 
-def _tensor(name: str, elements: int) -> Tensor:
+def _tensor(name: str, elements: float) -> Tensor:
     return Tensor(name, float(BYTES * elements))
