@@ -36,6 +36,16 @@ def test_it_finds_the_truth() -> None:
     assert problem.values(x) == pytest.approx(TRUTH, rel=1e-3)
 
 
+def test_near_a_point_misfits_are_those_of_the_line_through_it() -> None:
+    problem = line()
+    x, step = problem.centre, np.array([0.01, -0.01])
+    points = np.array([x, x + step, x + 200.0 * step])
+    apart = np.abs(problem.near(x, 0.02).misses(points) - problem.misses(points)).max(axis=1)
+    assert apart[0] < 1e-12
+    assert apart[1] < 1e-4
+    assert apart[2] > 0.1
+
+
 def test_wrong_rows_move_little() -> None:
     problem = line(0.02, wrong=(3, 30))
     x, _ = problem.fit()

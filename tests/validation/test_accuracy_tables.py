@@ -146,6 +146,29 @@ def test_groups_are_left_out_one_at_a_time() -> None:
     assert table_fits.without("dnn", rings((4, 8))[:2], hkbu.prior) == {}
 
 
+def test_a_step_on_one_gpu_is_that_of_the_most_alike_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the folder before that of the fits, which is said; rows without any are left out."""
+    common = {"cluster": "25GbE", "method": "Horovod", "batch_per_gpu": 64, "images_per_s": 128.0}
+    table = [
+        horovod.Row(model=model, num_gpus=count, **common)  # type: ignore[arg-type]
+        for model, count in (("VGG-16", 1), ("VGG-16", 8), ("ResNet-101", 8), ("AlexNet", 8))
+    ]
+    known = {"VGG-16 | 25GbE": 9.0, "ResNet-101 | 40GbE": 7.0, "ResNet-101 | 10GbE": 8.0}
+    found, alone_s = tables.several(table, known, 1)
+    assert [(row.model, row.alone_s) for row in found] == [("VGG-16", 0.5), ("ResNet-101", 7.0)]
+    assert alone_s["VGG-16 | 25GbE"] == 0.5
+    told = capsys.readouterr().err
+    assert "taken from the fits: ResNet-101 | 40GbE\n" in told
+    assert "left out: AlexNet | 25GbE\n" in told
+
+
+def test_an_unknown_value_has_no_expectation() -> None:
+    with pytest.raises(InputError, match="latency_s"):
+        hkbu.prior("latencies_s")
+
+
 def test_the_rows_with_fewest_gpus_of_each_series() -> None:
     assert {row.num_gpus for row in tables.fewest(rings())} == {4}
 
