@@ -32,6 +32,7 @@ RINGS: Mapping[str, dict[str, Any]] = {
 }
 """Options of a ring by schedule."""
 
+
 class Row(tables.ImagesRow, frozen=True, kw_only=True):
     """A row of ``throughput.csv``."""
 

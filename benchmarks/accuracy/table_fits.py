@@ -219,7 +219,6 @@ def fit(rows: Sequence[Measured], prior: Prior, alone_s: Mapping[str, float] | N
     ends = [_descend(formulas, start) for start in _starts(formulas, rows)]
     x = _back(formulas, min(ends, key=lambda end: formulas.cost(end, 1.0)))
     x = _descend(simulations, x, SIMULATED)
-    x = _descend(simulations, x, SIMULATED, simulations.scale(x))
     return _found(simulations.near(x, DIFFERENCE), x, rows, before, alone_s or {})
 
 
@@ -292,16 +291,13 @@ def _starts(regression: Regression, rows: Sequence[Measured]) -> list[Floats]:
     return [centre, centre + SLOW * prior * np.where(more > less, 1.0, -1.0) * sent]
 
 
-def _descend(
-    regression: Regression, x: Floats, rounds: int = ROUNDS, scale: float = 1.0
-) -> Floats:
-    """A minimum near a point, by fits to misses that are linear about the last one; ``scale`` is
-    that of the misses, of those expected."""
-    prior, cost = regression.prior, regression.cost(x, scale)
+def _descend(regression: Regression, x: Floats, rounds: int = ROUNDS) -> Floats:
+    """A minimum near a point, by fits to misses that are linear about the last one."""
+    prior, cost = regression.prior, regression.cost(x, 1.0)
     for _ in range(rounds):
-        step = regression.near(x, DIFFERENCE).solve([x], scale) - x
+        step = regression.near(x, DIFFERENCE).solve([x]) - x
         step = np.clip(step, -FARTHEST_STEP * prior, FARTHEST_STEP * prior)
-        tried = [(regression.cost(x + part * step, scale), part) for part in (1.0, 0.3)]
+        tried = [(regression.cost(x + part * step, 1.0), part) for part in (1.0, 0.3)]
         least, part = min(tried)
         if least >= cost:
             break
