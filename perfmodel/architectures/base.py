@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from perfmodel import architectures
+from perfmodel.architectures.parts.recorder import Meaning, Recorder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
@@ -72,6 +73,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     variants : options under which all laws are tested: each option, and each of its allowed words,
         in at least one of them.
     traffic : the bytes that the source states; None, or returns None, where it states none.
+    meaning : what the marks of its graph mean for training, and the recorder that this is written
+        to; None where no schedule can be recorded.
     aliases : other names, each with the options it stands for.
     """
 
@@ -91,6 +94,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[Mapping[str, Any], ...] = ({},)
     traffic: Callable[[Job], Traffic | None] | None = None
     group: Callable[[Job], str] | None = None
+    meaning: Callable[[Job], tuple[Recorder, Meaning]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are the architecture itself: it is found by its name."""

@@ -10,6 +10,7 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.gossip import add_begin, add_network
 from perfmodel.architectures.parts.measured import Use
+from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, mark_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
@@ -70,6 +71,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         _add_exchange(b, job, workers, begin, optimizer, fold)
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    mark_steps(b, workers)
+    b.mark("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
 
 
@@ -99,6 +102,20 @@ def _add_exchange(
     b.edge(send, optimizer[:, None])
     b.edge(send, optimizer[to])
     b.probe("send", send, send, at_ready=True, group=workers.index[:, None])
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """A step ends with the mean of the neighbourhood's models, as they were at its beginning, and
+    the worker's own gradient."""
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
+    near = neighbours(job.workers).tolist()
+
+    def update(worker: int, _drawn: int) -> None:
+        step, part = recorder.version(worker), 1.0 / (1 + len(near[worker]))
+        mixes = [Mix(other, step, part) for other in near[worker]]
+        recorder.apply(worker, (worker,), mixes=mixes)
+
+    return recorder, {"update": update}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -242,5 +259,6 @@ ARCHITECTURE = Architecture(
     fold=_fold,
     variants=({}, {"overlap": False}),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

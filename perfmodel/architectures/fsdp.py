@@ -13,6 +13,7 @@ from perfmodel.architectures.parts.collective_rates import all_gather_rate, redu
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import Use, measured_notes
 from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.recorder import Meaning, Recorder, mark_steps, replicas
 from perfmodel.architectures.parts.reduction import (
     MEASURED_ASSUMPTION,
     all_gather_cost,
@@ -112,7 +113,15 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    mark_steps(b, workers, central=True)
+    b.mark("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """One model, of which each worker updates its part."""
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=True)
+    return recorder, replicas(recorder)
 
 
 def _add_collectives(
@@ -377,5 +386,6 @@ ARCHITECTURE = Architecture(
         {"stage": 3, "unit_bytes": 0, "prefetch": 3, "reshard_after_forward": False},
     ),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from collections import deque
+from typing import Annotated, NamedTuple
 
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network, others
 from perfmodel.architectures.parts.measured import Use
+from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, mark_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
@@ -68,6 +70,15 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         return self.probability
 
 
+class Message(NamedTuple):
+    """A model on its way, of a version, and its weight."""
+
+    sender: int
+    receiver: int
+    version: int
+    weight: float
+
+
 def window(options: Options) -> int:
     """Steps in which a worker sends, on average, as many models as may be in flight.
 
@@ -88,6 +99,9 @@ def build(job: Job) -> OpGraph:
     b.probe(
         "staleness", optimizer, optimizer, lag=1, counter=b.counters(optimizer), group=workers.index
     )
+    mark_steps(b, workers)
+    b.mark("step", optimizer)
+    b.mark("merge", begin)
     return b.build(device=workers.device, mark=optimizer)
 
 
@@ -100,6 +114,8 @@ def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimiz
         b.active(push, probability=options.probability, draw=partners.draw)
     b.edge(optimizer, push)
     b.edge(push, begin, lag=window(options) + 1)
+    b.mark("send", push, at_ready=True)
+    b.mark("arrival", push)
     if options.merge_per_model_s > 0.0:
         _add_merges(b, job, workers, partners, begin, push)
 
@@ -118,6 +134,41 @@ def _add_merges(
         sender = partners.candidates[worker]
         to = deliver[sender, (worker - sender - 1) % job.workers]
         b.mailbox(int(merge[worker]), to, options.merge_per_model_s * workers.slowdown[worker])
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Own steps, and the models that have come before each of them.
+
+    Every model has a weight, at first 1/n. It is halved as the model is sent; a model that comes
+    with weight v is merged into one of weight w by v / (v + w), which then weighs v + w.
+    """
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
+    candidates = others(job.workers).tolist()
+    weight = [1.0 / job.workers] * job.workers
+    sent: list[deque[Message]] = [deque() for _ in range(job.workers)]
+    inbox: list[list[Message]] = [[] for _ in range(job.workers)]
+
+    def step(worker: int, _drawn: int) -> None:
+        recorder.apply(worker, (worker,))
+
+    def send(worker: int, drawn: int) -> None:
+        weight[worker] /= 2.0
+        to = candidates[worker][max(drawn, 0)]
+        sent[worker].append(Message(worker, to, recorder.version(worker), weight[worker]))
+
+    def arrival(worker: int, _drawn: int) -> None:
+        message = sent[worker].popleft()
+        inbox[message.receiver].append(message)
+
+    def merge(worker: int, _drawn: int) -> None:
+        for message in inbox[worker]:
+            weight[worker] += message.weight
+            part = message.weight / weight[worker]
+            recorder.part(worker, Mix(message.sender, message.version, part), worker)
+            recorder.together((worker,))
+        inbox[worker].clear()
+
+    return recorder, {"step": step, "send": send, "arrival": arrival, "merge": merge}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -235,4 +286,5 @@ ARCHITECTURE = Architecture(
         {"probability": 1, "queue": 1, "merge_per_model_s": 0.1},
     ),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+    meaning=meaning,
 )

@@ -11,6 +11,7 @@ from perfmodel.architectures.parts.collective_rates import all_reduce_rate, clos
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import measured_notes
 from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, mark_steps
 from perfmodel.architectures.parts.reduction import (
     REDUCTION_ASSUMPTIONS,
     Reduction,
@@ -66,6 +67,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    mark_steps(b, workers)
+    b.mark("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
 
 
@@ -92,6 +95,26 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
             b.every(op, 1)
         b.edge(step, workers.forward[:, 0])
     b.probe("average", average, average, at_ready=True)
+    b.mark("average", average)
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Own steps, and the mean of all models at the end of each average."""
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
+    everyone = range(job.workers)
+
+    def update(worker: int, _drawn: int) -> None:
+        recorder.apply(worker, (worker,))
+
+    def average(_index: int, _drawn: int) -> None:
+        for model in everyone:
+            for other in everyone:
+                if other != model:
+                    mix = Mix(other, recorder.version(other), 1.0 / job.workers)
+                    recorder.part(model, mix, model)
+        recorder.together(everyone)
+
+    return recorder, {"update": update, "average": average}
 
 
 def model_age(job: Job) -> ModelAge | None:
@@ -177,5 +200,6 @@ ARCHITECTURE = Architecture(
         {"period": 2, "algorithm": "hierarchical", "reduce_per_byte_s": 0.001},
     ),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

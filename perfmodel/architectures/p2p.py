@@ -16,6 +16,7 @@ from perfmodel.architectures.parts.messages import (
     tensors_of,
 )
 from perfmodel.architectures.parts.network import Network
+from perfmodel.architectures.parts.recorder import Meaning, Recorder, mark_steps, replicas
 from perfmodel.architectures.parts.workers import Workers, add_workers, equal, left_out, stagger_s
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import number
@@ -98,8 +99,16 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(apply.ravel()).reshape(apply.shape)
     b.probe("staleness", apply, apply, lag=1, counter=counter, group=workers.index[:, None])
+    mark_steps(b, workers, central=True)
+    b.mark("update", apply)
     count = job.workers if fold else 1
     return b.build(device=workers.device, mark=workers.backward[:, 0], count=count)
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Replicas of one model, updated layer by layer."""
+    recorder = Recorder(job.workers, messages_of(job).dense.tolist(), central=True)
+    return recorder, replicas(recorder)
 
 
 def _parts(job: Job) -> int:
@@ -391,5 +400,6 @@ ARCHITECTURE = Architecture(
         {"compression": "dgc", "density": 0.2, "encode_per_byte_s": 0.01},
     ),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -33,8 +33,8 @@ NO_MODEL = -2
 WHOLE = -1
 """All slices."""
 
-MOST_BYTES, MOST_ROWS, MOST_WORKERS = 2 * 10**9, 50_000_000, 1_000_000
-"""Largest file, longest schedule, and most workers."""
+MOST_BYTES, MOST_ROWS, MOST_WORKERS, MOST_SLICES = 2 * 10**9, 50_000_000, 1_000_000, 32767
+"""Largest file, longest schedule, most workers, and most slices."""
 
 
 class Event(enum.IntEnum):
@@ -343,7 +343,7 @@ def _header(data: NDArray[Any] | None, name: str) -> Header:
         whole_number("batch_size", header.batch_size)
         number("samples_per_s", header.samples_per_s)
         for what, values, count in (
-            ("slices", header.slices, len(header.slices) or 1),
+            ("slices", header.slices, min(max(len(header.slices), 1), MOST_SLICES)),
             ("begins_s", header.begins_s, header.workers),
         ):
             if len(values) != count:

@@ -9,6 +9,7 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.ps.formulas import exact, leaves_out, phases
 from perfmodel.architectures.ps.graph import build
+from perfmodel.architectures.ps.meaning import meaning
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.architectures.ps.variants import VARIANTS
@@ -74,5 +75,6 @@ ARCHITECTURE = Architecture(
     group=group,
     variants=VARIANTS,
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

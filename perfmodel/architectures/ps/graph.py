@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.architectures.parts.network import Network, homes_of, node_names
+from perfmodel.architectures.parts.recorder import mark_steps
 from perfmodel.architectures.parts.workers import Workers, add_workers, stagger_s
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
@@ -82,6 +83,7 @@ class _Builder:
             within_s = stagger_s(self.job)[self.pushers.worker]
             b.stagger(pull, np.broadcast_to(within_s[:, None], pull.shape))
         self._probes(push, update, pull, fresh)
+        self._marks(update, pull, fresh)
         return b.build(device=workers.device, mark=workers.backward[:, 0])
 
     # -- messages ------------------------------------------------------------------------------
@@ -345,6 +347,8 @@ class _Builder:
         b.edge(enough, reply, lag=1)
         b.edge(own, reply, lag=1)
         b.edge(reply[:, None], pull)
+        b.mark("own", own)
+        b.mark("reply", reply, at_ready=True)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -358,6 +362,13 @@ class _Builder:
             b.edge(push[self.pushers.of], workers.forward[:, :1], lag=1)
         waiting = workers.forward[:, slices.layer] if options.overlap else workers.forward[:, :1]
         b.edge(arrived, waiting, lag=lag)
+
+    def _marks(self, update: Ids, pull: Ids, fresh: Ids) -> None:
+        """What a schedule is recorded by, see :mod:`perfmodel.architectures.ps.meaning`."""
+        mark_steps(self.b, self.workers, central=True)
+        self.b.mark("update", update if self.options.sync == "ssp" else fresh)
+        if self.options.sync != "asp":
+            self.b.mark("read", pull, at_ready=True)
 
     def _probes(self, push: Ids, update: Ids, pull: Ids, fresh: Ids) -> None:
         b, options = self.b, self.options
