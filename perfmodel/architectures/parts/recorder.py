@@ -20,6 +20,9 @@ of the alternative that the op has drawn."""
 MOST_KEPT = 100_000
 """Rows that are kept one by one before they become arrays."""
 
+_Row = tuple[int, int, int, int, int, float]
+"""The columns worker, step, model, other, slice and weight of a row."""
+
 _SLICE, _WEIGHT, _GROUP, _VERSION = (
     list(COLUMNS).index(name) for name in ("slice", "weight", "group", "version")
 )
@@ -73,7 +76,8 @@ class Recorder:
         for k in of:
             self._read[worker][k] = self._versions[CENTRE][k]
         version = self.version(CENTRE, slice)
-        self._add(Event.READ, worker, self._steps[worker], worker, CENTRE, slice, 0.0, version)
+        step = self._steps[worker]
+        self._add(Event.READ, (worker, step, worker, CENTRE, slice, 0.0), version)
         self._groups += 1
 
     def gradient(self, worker: int, _drawn: int = NONE) -> None:
@@ -81,14 +85,14 @@ class Recorder:
         step, model = self._steps[worker], CENTRE if self.central else worker
         self._steps[worker] = step + 1
         version = _same(self._read[worker] if self.central else self._versions[worker])
-        self._add(Event.GRADIENT, worker, step, model, NO_MODEL, WHOLE, 0.0, version)
+        self._add(Event.GRADIENT, (worker, step, model, NO_MODEL, WHOLE, 0.0), version)
         self._groups += 1
 
     def drop(self, worker: int) -> None:
         """A worker's oldest gradient that has not been applied is thrown away."""
         step = self._taken(worker, WHOLE)
-        version = self.version(CENTRE)
-        self._add(Event.DROP, worker, step, CENTRE, NO_MODEL, WHOLE, 0.0, version)
+        row = (worker, step, CENTRE, NO_MODEL, WHOLE, 0.0)
+        self._add(Event.DROP, row, self.version(CENTRE))
         self._groups += 1
 
     def apply(
@@ -106,7 +110,7 @@ class Recorder:
         made = self._made(model, slice)
         for worker in workers:
             step = self._taken(worker, slice)
-            self._add(Event.APPLY, worker, step, model, NO_MODEL, slice, weight, made)
+            self._add(Event.APPLY, (worker, step, model, NO_MODEL, slice, weight), made)
             self.applied += len(self.slices) if slice == WHOLE else 1
         self.together((model,), slice)
 
@@ -117,8 +121,8 @@ class Recorder:
         """
         if mix.other == model and mix.version == self.version(model, slice):
             return
-        step, made = NONE, self._made(model, slice)
-        self._add(Event.MIX, worker, step, model, mix.other, slice, mix.weight, made, mix.version)
+        row = (worker, NONE, model, mix.other, slice, mix.weight)
+        self._add(Event.MIX, row, self._made(model, slice), mix.version)
 
     def together(self, models: Iterable[int], slice: int = WHOLE) -> None:
         """The parts since the last call take effect, and make a version of each of these models."""
@@ -168,24 +172,8 @@ class Recorder:
             taken[k] += 1
         return step
 
-    def _add(
-        self,
-        event: Event,
-        worker: int,
-        step: int,
-        model: int,
-        other: int,
-        slice: int,
-        weight: float,
-        version: int,
-        other_version: int = NONE,
-    ) -> None:  # one parameter for each column
-        self._rows.append(
-            (
-                *(self.now, event.value, worker, step, model, other, slice, weight),
-                *(self._groups, version, other_version),
-            )
-        )
+    def _add(self, event: Event, row: _Row, version: int, other_version: int = NONE) -> None:
+        self._rows.append((self.now, event.value, *row, self._groups, version, other_version))
 
 
 class _Run:
