@@ -100,14 +100,15 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     counter = b.counters(apply.ravel()).reshape(apply.shape)
     b.probe("staleness", apply, apply, lag=1, counter=counter, group=workers.index[:, None])
     mark_steps(b, workers, central=True)
-    b.mark("update", apply)
+    b.mark("update", apply[:, messages.dense > 0.0])
     count = job.workers if fold else 1
     return b.build(device=workers.device, mark=workers.backward[:, 0], count=count)
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
-    """Replicas of one model, updated layer by layer."""
-    recorder = Recorder(job.workers, messages_of(job).dense.tolist(), central=True)
+    """Replicas of one model, updated layer by layer; those without parameters are left out."""
+    dense = messages_of(job).dense
+    recorder = Recorder(job.workers, dense[dense > 0.0].tolist(), central=True)
     return recorder, replicas(recorder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import io
 import json
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -225,18 +226,7 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         InputError : it cannot be read, is of another format or version, or contradicts itself.
         """
         name = str(path)
-        data = files.read_bytes(path, MOST_BYTES)
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                size = sum(member.file_size for member in archive.infolist())
-            if size > MOST_BYTES:
-                raise InputError(f"{name}: is too large: {size} bytes, at most {MOST_BYTES}")
-            with np.load(io.BytesIO(data), allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{name}: not a schedule: {error}") from None
+        arrays = _arrays(files.read_bytes(path, MOST_BYTES), name)
         header = _header(arrays.pop("header", None), name)
         if missing := [column for column in COLUMNS if column not in arrays]:
             raise InputError(f"{name}: column {missing[0]!r} is missing")
@@ -319,6 +309,31 @@ def _by_slice(schedule: Schedule) -> tuple[Ids, Ids]:
 def _none(name: str, wrong: NDArray[np.bool_], allowed: str) -> None:
     if wrong.any():
         raise InputError(f"{name}: row {int(np.argmax(wrong))} is wrong: must be {allowed}")
+
+
+def _arrays(data: bytes, name: str) -> dict[str, NDArray[Any]]:
+    """The arrays in a file, by name.
+
+    Raises
+    ------
+    InputError : it is no archive of arrays, or would take too much memory.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size <= MOST_BYTES:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                found = {key: file[key] for key in file.files}
+            return {key: item for key, item in found.items() if isinstance(item, np.ndarray)}
+    except _UNREADABLE as error:
+        raise InputError(f"{name}: not a schedule: {error}") from None
+    raise InputError(f"{name}: is too large: {size} bytes, at most {MOST_BYTES}")
+
+
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 def _header(data: NDArray[Any] | None, name: str) -> Header:
