@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network
 from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, mark_steps
+from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
@@ -78,8 +78,8 @@ def build(job: Job) -> OpGraph:
         counter=counter,
         group=workers.index,
     )
-    mark_steps(b, workers)
-    b.mark("step", optimizer)
+    log_steps(b, workers)
+    b.log("step", optimizer)
     return b.build(device=workers.device, mark=optimizer)
 
 
@@ -102,9 +102,9 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     b.edge(reply, average)
     b.edge(average, begin[active], lag=1)
     b.probe("exchange", request, average, at_ready=True, group=active)
-    b.mark("request", request, at_ready=True)
-    b.mark("answer", averaged)
-    b.mark("average", average)
+    b.log("request", request, at_ready=True)
+    b.log("answer", averaged)
+    b.log("average", average)
     counter = np.full(job.workers, NONE)
     counter[active] = b.counters(np.stack([optimizer[active], average]))
     counter[passive] = b.counters(np.concatenate([optimizer[passive][None], averaged]))
@@ -141,8 +141,8 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
         recorder.part(model, Mix(model, sent[pair], -0.5), model)
         recorder.together((model,))
 
-    marks = {"step": step, "request": request, "answer": answer, "average": average}
-    return recorder, marks
+    meant = {"step": step, "request": request, "answer": answer, "average": average}
+    return recorder, meant
 
 
 def phases(job: Job, q: Quantities) -> Phases:

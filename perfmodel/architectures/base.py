@@ -73,8 +73,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     variants : options under which all laws are tested: each option, and each of its allowed words,
         in at least one of them.
     traffic : the bytes that the source states; None, or returns None, where it states none.
-    meaning : what the marks of its graph mean for training, and the recorder that this is written
-        to; None where no schedule can be recorded.
+    meaning : what the logged ops of its graph mean for training, and the recorder to which they
+        write it; None where no schedule can be recorded.
     aliases : other names, each with the options it stands for.
     """
 

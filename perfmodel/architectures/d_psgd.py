@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.gossip import add_begin, add_network
 from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, mark_steps
+from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
@@ -71,8 +71,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         _add_exchange(b, job, workers, begin, optimizer, fold)
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
-    mark_steps(b, workers)
-    b.mark("update", optimizer)
+    log_steps(b, workers)
+    b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
 
 

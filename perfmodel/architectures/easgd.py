@@ -13,7 +13,7 @@ from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.gossip import add_begin
 from perfmodel.architectures.parts.messages import tensors_of
 from perfmodel.architectures.parts.network import Network, homes_of, node_names
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, mark_steps
+from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
@@ -85,8 +85,8 @@ def build(job: Job) -> OpGraph:
     optimizer = add_optimizer(b, job, workers)
     begin = add_begin(b, job, workers, optimizer, period=Options.of(job).period)
     _add_exchange(b, job, workers, home, begin)
-    mark_steps(b, workers)
-    b.mark("step", optimizer)
+    log_steps(b, workers)
+    b.log("step", optimizer)
     return b.build(device=workers.device, mark=optimizer)
 
 
@@ -113,9 +113,9 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
     b.edge(update, push, lag=1)  # else a token without a push overtakes a push in flight
     read, added = _every(b, "read", request, period), _every(b, "added", update, period)
     b.probe("staleness", read[:, None], added, counter=b.counters(added), group=group)
-    b.mark("read", read)
-    b.mark("pulled", pulled)
-    b.mark("added", added)
+    b.log("read", read)
+    b.log("pulled", pulled)
+    b.log("added", added)
     if period == 1:  # else steps without an exchange count as transfers of zero time
         for label, ops in (("pull", pull), ("push", push), ("update", update)):
             b.probe(label, ops, ops, at_ready=True, group=group)

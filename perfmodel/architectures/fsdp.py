@@ -13,7 +13,7 @@ from perfmodel.architectures.parts.collective_rates import all_gather_rate, redu
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import Use, measured_notes
 from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.recorder import Meaning, Recorder, mark_steps, replicas
+from perfmodel.architectures.parts.recorder import Meaning, Recorder, log_steps, replicas
 from perfmodel.architectures.parts.reduction import (
     MEASURED_ASSUMPTION,
     all_gather_cost,
@@ -113,8 +113,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
-    mark_steps(b, workers, central=True)
-    b.mark("update", optimizer)
+    log_steps(b, workers, central=True)
+    b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
 
 

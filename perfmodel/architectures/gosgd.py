@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network, others
 from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, mark_steps
+from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
@@ -99,9 +99,9 @@ def build(job: Job) -> OpGraph:
     b.probe(
         "staleness", optimizer, optimizer, lag=1, counter=b.counters(optimizer), group=workers.index
     )
-    mark_steps(b, workers)
-    b.mark("step", optimizer)
-    b.mark("merge", begin)
+    log_steps(b, workers)
+    b.log("step", optimizer)
+    b.log("merge", begin)
     return b.build(device=workers.device, mark=optimizer)
 
 
@@ -114,8 +114,8 @@ def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimiz
         b.active(push, probability=options.probability, draw=partners.draw)
     b.edge(optimizer, push)
     b.edge(push, begin, lag=window(options) + 1)
-    b.mark("send", push, at_ready=True)
-    b.mark("arrival", push)
+    b.log("send", push, at_ready=True)
+    b.log("arrival", push)
     if options.merge_per_model_s > 0.0:
         _add_merges(b, job, workers, partners, begin, push)
 

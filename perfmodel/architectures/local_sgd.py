@@ -11,7 +11,7 @@ from perfmodel.architectures.parts.collective_rates import all_reduce_rate, clos
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import measured_notes
 from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, mark_steps
+from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.reduction import (
     REDUCTION_ASSUMPTIONS,
     Reduction,
@@ -67,8 +67,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
-    mark_steps(b, workers)
-    b.mark("update", optimizer)
+    log_steps(b, workers)
+    b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
 
 
@@ -95,7 +95,7 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
             b.every(op, 1)
         b.edge(step, workers.forward[:, 0])
     b.probe("average", average, average, at_ready=True)
-    b.mark("average", average)
+    b.log("average", average)
 
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:

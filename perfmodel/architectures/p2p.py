@@ -16,7 +16,7 @@ from perfmodel.architectures.parts.messages import (
     tensors_of,
 )
 from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.recorder import Meaning, Recorder, mark_steps, replicas
+from perfmodel.architectures.parts.recorder import Meaning, Recorder, log_steps, replicas
 from perfmodel.architectures.parts.workers import Workers, add_workers, equal, left_out, stagger_s
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import number
@@ -99,8 +99,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(apply.ravel()).reshape(apply.shape)
     b.probe("staleness", apply, apply, lag=1, counter=counter, group=workers.index[:, None])
-    mark_steps(b, workers, central=True)
-    b.mark("update", apply[:, messages.dense > 0.0])
+    log_steps(b, workers, central=True)
+    b.log("update", apply[:, messages.dense > 0.0])
     count = job.workers if fold else 1
     return b.build(device=workers.device, mark=workers.backward[:, 0], count=count)
 

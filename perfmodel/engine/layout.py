@@ -53,7 +53,7 @@ def make_world(
     of two.
     limit : how often each op runs, NONE for no limit.
     record : iterations of which the timeline is kept.
-    log : log the graph's marks; such a world is not to be given back.
+    log : log what the graph says; such a world is not to be given back.
     """
     kept = None if log else _kept.pop(graph, None)
     if kept is None:
@@ -90,7 +90,7 @@ def make_world(
 
 def _with_room_to_log(graph: OpGraph, world: World) -> World:
     """The world with a log, of which the last quarter is for what is left of an instant."""
-    room = max(LOG_ROOM, 8 * sum(mark.ops.size for mark in graph.marks))
+    room = max(LOG_ROOM, 8 * sum(logged.ops.size for logged in graph.logged))
     world.state["log_room"], world.state["log_left"] = room, room - room // 4
     return world._replace(
         log_time=np.zeros(room), log_what=np.zeros(room, INT64), log_drawn=np.zeros(room, INT32)
@@ -405,8 +405,9 @@ def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
 def _logged(graph: OpGraph) -> NDArray[Any]:
     """What is logged of each op, (ops,)."""
     what = np.zeros(graph.n_ops, INT32)
-    for mark in graph.marks:
-        what[mark.ops.ravel()] |= codes.LOG_READY if mark.at_ready else codes.LOG_END
+    for logged in graph.logged:
+        code = codes.LOG_READY if logged.at_ready else codes.LOG_END
+        what[logged.ops.ravel()] |= code
     return what
 
 

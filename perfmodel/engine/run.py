@@ -55,7 +55,7 @@ def span_of(graph: OpGraph) -> int:
 
 
 class Log(NamedTuple):
-    """When marked ops were ready, or their tokens arrived, in the order of the simulation.
+    """When logged ops were ready, or their tokens arrived, in the order of the simulation.
 
     All of shape (entries,): ``time_s``, ``what`` (4 * op + LOG_READY or LOG_END), ``drawn``: the
     number of the alternative that the op has drawn, NONE without any. Instances in which an op is
@@ -171,7 +171,7 @@ class Simulation:
         ]
 
     def log(self) -> Log:
-        """What has been logged of the graph's marks since the last call, in order."""
+        """What has been logged since the last call, in order."""
         self._take_log()
         parts, self._log = self._log or [], []
         return Log(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -77,7 +77,7 @@ def block_of(blocks: Sequence[Block], identity: int) -> Block:
     return blocks[bisect.bisect_right(blocks, identity, key=lambda block: block.first) - 1]
 
 
-class Mark(msgspec.Struct, frozen=True, eq=False):
+class Logged(msgspec.Struct, frozen=True, eq=False):
     """Ops (any shape) whose instances a simulation logs on request: when they are ready, or else
     when their tokens arrive."""
 
@@ -172,7 +172,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     group_mark: Ids
     group_count: Ids
     rules: tuple[Rule, ...]
-    marks: tuple[Mark, ...]
+    logged: tuple[Logged, ...]
     ops: tuple[Block, ...]
     slots: tuple[Block, ...]
     links: tuple[Block, ...]

@@ -64,16 +64,16 @@ def schedule_of(job: Job, updates: int | None, *, max_ops: float, samples_per_s:
 
 
 class Listener:
-    """Hands what is logged of a graph's marks to the handlers of their labels."""
+    """Hands what is logged of a graph's ops to the handlers of their labels."""
 
     def __init__(self, graph: OpGraph, recorder: Recorder, meaning: Meaning) -> None:
         self._recorder = recorder
         handlers = {"begin": recorder.begin, "gradient": recorder.gradient, **meaning}
         self._heard: dict[int, list[tuple[Handler, int]]] = {}
-        for mark in graph.marks:
-            code = codes.LOG_READY if mark.at_ready else codes.LOG_END
-            for index, op in enumerate(mark.ops.ravel().tolist()):
-                self._heard.setdefault(4 * op + code, []).append((handlers[mark.label], index))
+        for logged in graph.logged:
+            code = codes.LOG_READY if logged.at_ready else codes.LOG_END
+            for index, op in enumerate(logged.ops.ravel().tolist()):
+                self._heard.setdefault(4 * op + code, []).append((handlers[logged.label], index))
 
     def hear(self, run: Simulation, goal: float = math.inf) -> bool:
         """Whether ``goal`` gradients, once for each slice, have been applied by what was logged

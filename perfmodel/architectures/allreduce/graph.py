@@ -10,7 +10,7 @@ from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s
 from perfmodel.architectures.parts.communicator import Communicator, add_sends
 from perfmodel.architectures.parts.members import Members
 from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.recorder import Meaning, Recorder, mark_steps, replicas
+from perfmodel.architectures.parts.recorder import Meaning, Recorder, log_steps, replicas
 from perfmodel.architectures.parts.reduction import schedule_of
 from perfmodel.architectures.parts.workers import (
     Workers,
@@ -99,8 +99,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     counter = b.counters(end.updates.ravel()).reshape(end.updates.shape)
     group = workers.index[:, None]
     b.probe("staleness", end.updates, end.updates, lag=1, counter=counter, group=group)
-    mark_steps(b, workers, central=True)
-    b.mark("update", end.updates)
+    log_steps(b, workers, central=True)
+    b.log("update", end.updates)
     return b.build(device=workers.device, mark=end.mark, count=job.workers if fold else 1)
 
 

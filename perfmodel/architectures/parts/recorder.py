@@ -14,8 +14,8 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.results.schedule import CENTRE, COLUMNS, NO_MODEL, WHOLE, Event, Header, Schedule
 
 Handler = Callable[[int, int], None]
-"""What is done as a marked op is ready or ends: index in the mark's ops, flattened, and the number
-of the alternative that the op has drawn."""
+"""What is done as a logged op is ready or ends: given its index in the block that is logged,
+flattened, and the number of the alternative that it has drawn."""
 
 MOST_KEPT = 100_000
 """Rows that are kept one by one before they become arrays."""
@@ -28,7 +28,7 @@ _SLICE, _WEIGHT, _GROUP, _VERSION = (
 )
 
 Meaning = Mapping[str, Handler]
-"""What the marks of a graph mean, by their labels."""
+"""What logged ops mean, by their labels."""
 
 
 class Mix(NamedTuple):
@@ -225,17 +225,17 @@ def _same(versions: Sequence[int]) -> int:
     return versions[0] if versions.count(versions[0]) == len(versions) else NONE
 
 
-def mark_steps(b: GraphBuilder, workers: Workers, *, central: bool = False) -> None:
-    """Mark where steps begin, and where the parameters of a gradient are all there: as the first
+def log_steps(b: GraphBuilder, workers: Workers, *, central: bool = False) -> None:
+    """Log where steps begin, and where the parameters of a gradient are all there: as the first
     layer begins or, where slices of the centre arrive one by one, as the last one does."""
-    b.mark("begin", workers.forward[:, 0], at_ready=True)
-    b.mark("gradient", workers.forward[:, -1 if central else 0], at_ready=True)
+    b.log("begin", workers.forward[:, 0], at_ready=True)
+    b.log("gradient", workers.forward[:, -1 if central else 0], at_ready=True)
 
 
 def replicas(recorder: Recorder) -> Meaning:
     """Workers that apply the same mean gradient, each to its own copy of the one model.
 
-    Marked are the ops "update" (workers, slices). As the first worker has updated a slice, that is
+    Logged are the ops "update" (workers, slices). As the first worker has updated a slice, that is
     a new version of it, which each reads as it has updated its own copy.
     """
     width = len(recorder.slices)
