@@ -8,7 +8,7 @@ import msgspec
 
 from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
-from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.errors import InputError, TooLargeError, whole_number
 from perfmodel.base.files import finite
 from perfmodel.engine import codes
 from perfmodel.engine.run import Simulation
@@ -46,8 +46,13 @@ def schedule_of(job: Job, updates: int | None, *, max_ops: float, samples_per_s:
         raise InputError(
             f"schedule: at most {MOST_SLICES} slices, the job has {len(recorder.slices)}"
         )
+    graph = budget.built(job, architecture.build, max_ops, iterations=1)
     rounds = math.ceil(updates / job.workers)
-    graph = budget.built(job, architecture.build, max_ops, iterations=rounds)
+    if (cost := budget.SimulationCost(graph.n_ops, rounds)).ops > max_ops:
+        raise TooLargeError(
+            f"schedule: {updates} updates take {cost.text}, and max_ops is {max_ops:g}; record at "
+            f"most {max_ops / graph.n_ops * job.workers:.0f}, or predict with a larger max_ops"
+        )
     with Simulation(graph, job.seed, log=True) as run:
         listener, goal = Listener(graph, recorder, meaning), updates * len(recorder.slices)
         while not listener.hear(run, goal):

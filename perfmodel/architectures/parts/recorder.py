@@ -17,6 +17,8 @@ Handler = Callable[[int, int], None]
 """What is done as a logged op is ready or ends: given its index in the block that is logged,
 flattened, and the number of the alternative that it has drawn."""
 
+READ, GRADIENT, APPLY, MIX, DROP = (int(event) for event in Event)
+
 MOST_KEPT = 100_000
 """Rows that are kept one by one before they become arrays."""
 
@@ -77,7 +79,7 @@ class Recorder:
             self._read[worker][k] = self._versions[CENTRE][k]
         version = self.version(CENTRE, slice)
         step = self._steps[worker]
-        self._add(Event.READ, (worker, step, worker, CENTRE, slice, 0.0), version)
+        self._add(READ, (worker, step, worker, CENTRE, slice, 0.0), version)
         self._groups += 1
 
     def gradient(self, worker: int, _drawn: int = NONE) -> None:
@@ -85,14 +87,14 @@ class Recorder:
         step, model = self._steps[worker], CENTRE if self.central else worker
         self._steps[worker] = step + 1
         version = _same(self._read[worker] if self.central else self._versions[worker])
-        self._add(Event.GRADIENT, (worker, step, model, NO_MODEL, WHOLE, 0.0), version)
+        self._add(GRADIENT, (worker, step, model, NO_MODEL, WHOLE, 0.0), version)
         self._groups += 1
 
     def drop(self, worker: int) -> None:
         """A worker's oldest gradient that has not been applied is thrown away."""
         step = self._taken(worker, WHOLE)
         row = (worker, step, CENTRE, NO_MODEL, WHOLE, 0.0)
-        self._add(Event.DROP, row, self.version(CENTRE))
+        self._add(DROP, row, self.version(CENTRE))
         self._groups += 1
 
     def apply(
@@ -110,7 +112,7 @@ class Recorder:
         made = self._made(model, slice)
         for worker in workers:
             step = self._taken(worker, slice)
-            self._add(Event.APPLY, (worker, step, model, NO_MODEL, slice, weight), made)
+            self._add(APPLY, (worker, step, model, NO_MODEL, slice, weight), made)
             self.applied += len(self.slices) if slice == WHOLE else 1
         self.together((model,), slice)
 
@@ -122,7 +124,7 @@ class Recorder:
         if mix.other == model and mix.version == self.version(model, slice):
             return
         row = (worker, NONE, model, mix.other, slice, mix.weight)
-        self._add(Event.MIX, row, self._made(model, slice), mix.version)
+        self._add(MIX, row, self._made(model, slice), mix.version)
 
     def together(self, models: Iterable[int], slice: int = WHOLE) -> None:
         """The parts since the last call take effect, and make a version of each of these models."""
@@ -172,8 +174,8 @@ class Recorder:
             taken[k] += 1
         return step
 
-    def _add(self, event: Event, row: _Row, version: int, other_version: int = NONE) -> None:
-        self._rows.append((self.now, event.value, *row, self._groups, version, other_version))
+    def _add(self, event: int, row: _Row, version: int, other_version: int = NONE) -> None:
+        self._rows.append((self.now, event, *row, self._groups, version, other_version))
 
 
 class _Run:
@@ -189,13 +191,13 @@ class _Run:
 
     def extend(self, rows: list[tuple[Any, ...]]) -> bool:
         """Whether the rows that are new complete a run; it is then replaced by rows of WHOLE."""
-        new = rows[self._end :]
-        if not new:
+        if len(rows) == self._end:
             return False
+        new = rows[self._end :]
         first = new[0][_GROUP]
         what = [(row[1:_SLICE], row[_WEIGHT], row[_GROUP] - first, row[_VERSION:]) for row in new]
         slice = new[0][_SLICE]
-        if any(row[_SLICE] != slice for row in new):
+        if len(new) > 1 and any(row[_SLICE] != slice for row in new):
             slice = WHOLE
         alike = what == self._what and slice not in self._slices
         if not alike:
