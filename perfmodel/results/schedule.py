@@ -145,8 +145,8 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         """How many gradients have been applied, to one slice at least."""
         applied = self.event == Event.APPLY
         steps = int(self.step.max(initial=0)) + 1
-        of_whom = self.worker[applied].astype(np.int64) * steps + self.step[applied]
-        return len(set(of_whom.tolist()))
+        of_whom = np.sort(self.worker[applied].astype(np.int64) * steps + self.step[applied])
+        return int(np.count_nonzero(np.diff(of_whom))) + bool(len(of_whom))
 
     def staleness(self) -> Ids:
         """Staleness of each update, in the order of the rows: versions between read and update.
@@ -278,22 +278,61 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
             ("other_version", mixes & (self.other_version < 0), "not negative, for a MIX"),
         ):
             _none(name, wrong, allowed)
+        self._check_gradients()
         self._check_versions()
 
     def _check_versions(self) -> None:
-        """Each group that writes a slice of a model raises its version by one."""
+        """Each group that writes a slice of a model raises its version by one; what is read is the
+        present version, what is mixed in was there before."""
+        width = len(self.header.slices)
         rows, slices = _by_slice(self)
-        written = np.isin(self.event[rows], (Event.APPLY, Event.MIX))
-        rows, slices = rows[written], slices[written]
-        key = self.model[rows].astype(np.int64) * len(self.header.slices) + slices
-        order = np.argsort(key, kind="stable")
-        rows, key = rows[order], key[order]
-        new = np.diff(key, prepend=-(2**62)) != 0
-        before = np.where(new, 0, np.roll(self.version[rows], 1))
-        same = ~new & (np.roll(self.group[rows], 1) == self.group[rows])
-        wrong = np.zeros(len(self), np.bool_)
-        wrong[rows] = self.version[rows] != before + ~same
-        _none("version", wrong, "one more than that of the group before")
+        group = np.cumsum(np.diff(self.group, prepend=self.group[:1]) != 0)[rows]
+        event, version = self.event[rows], self.version[rows]
+
+        def found(wrong: NDArray[np.bool_]) -> NDArray[np.bool_]:
+            """By row, from wrong ones by row and slice."""
+            return np.bincount(rows[wrong], minlength=len(self)) > 0
+
+        made = np.isin(event, (Event.APPLY, Event.MIX))
+        place = (self.model[rows] * width + slices) * (len(self) + 1) + group
+        order = np.flatnonzero(made)[np.argsort(place[made], kind="stable")]
+        at, became = place[order], version[order]
+        model = at // (len(self) + 1)
+        new = np.diff(model, prepend=model[:1] - 1) != 0
+        before = np.where(new, 0, np.roll(became, 1))
+        wrong = np.zeros(len(rows), np.bool_)
+        wrong[order] = became != before + (np.diff(at, prepend=at[:1] - 1) != 0)
+        _none("version", found(wrong), "one more than that of the group before")
+
+        place = (self.other[rows] * width + slices) * (len(self) + 1) + group
+        last = np.searchsorted(at, place) - 1
+        there = np.zeros(len(rows), np.int64)
+        if len(at):
+            same = (last >= 0) & (model[last] == place // (len(self) + 1))
+            there = np.where(same, became[last], 0)
+        wrong = (event == Event.READ) & (version != there)
+        _none("version", found(wrong), "that of the centre, for a READ")
+        wrong = (event == Event.MIX) & (self.other_version[rows] > there)
+        _none("other_version", found(wrong), "one that was made before")
+
+    def _check_gradients(self) -> None:
+        """Each gradient is computed once, before it is applied or dropped."""
+        steps = int(self.step.max(initial=0)) + 1
+        key = self.worker.astype(np.int64) * steps + self.step
+        computed = np.flatnonzero(self.event == Event.GRADIENT)
+        computed = computed[np.argsort(key[computed], kind="stable")]
+        again = np.zeros(len(self), np.bool_)
+        again[computed[1:]] = key[computed[1:]] == key[computed[:-1]]
+        _none("step", again, "of a gradient that was not computed before")
+        used = np.flatnonzero(np.isin(self.event, (Event.APPLY, Event.DROP)))
+        at = np.searchsorted(key[computed], key[used], "right") - 1
+        missing = np.ones(len(self), np.bool_)
+        if len(computed):
+            known = (at >= 0) & (key[computed[at]] == key[used]) & (computed[at] < used)
+            missing[used] = ~known
+        missing[self.event == Event.READ] = missing[self.event == Event.MIX] = False
+        missing[computed] = False
+        _none("step", missing, "of a gradient that was computed before")
 
 
 def _by_slice(schedule: Schedule) -> tuple[Ids, Ids]:

@@ -103,6 +103,30 @@ def test_staleness_of_slices() -> None:
     assert found.gradients == 2
 
 
+@pytest.mark.parametrize(("version", "accepted"), [(0, True), (1, True), (2, False)])
+def test_only_versions_that_were_made_are_mixed_in(version: int, accepted: bool) -> None:
+    """Worker 1 has made version 1 of its model, in a group before."""
+    rows = [
+        (0.0, Event.GRADIENT, 1, 0, 1, -2, -1, 0.0, 0, 0, -1),
+        (1.0, Event.APPLY, 1, 0, 1, -2, -1, 1.0, 1, 1, -1),
+        (2.0, Event.MIX, 0, -1, 0, 1, 1, 0.5, 2, 1, version),
+        (2.0, Event.MIX, 0, -1, 1, 0, 1, 0.5, 2, 2, 0),
+    ]
+    if accepted:
+        of_rows(rows).check()
+    else:
+        with pytest.raises(InputError, match="other_version: row 2 is wrong: must be one that"):
+            of_rows(rows).check()
+
+
+def test_the_page_has_every_column_and_key() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/schedule.md").read_text("utf-8")
+    for name, kind in COLUMNS.items():
+        assert f"| `{name}` | {np.dtype(kind).name} |" in page
+    for key in Header.__struct_fields__:
+        assert f"`{key}`" in page
+
+
 def test_a_frame_names_events() -> None:
     frame = SCHEDULE.frame()
     assert frame["event"].tolist() == ["GRADIENT", "GRADIENT", "APPLY", "READ", "APPLY"]
@@ -137,6 +161,10 @@ def test_an_empty_schedule(tmp_path: Path) -> None:
         (3, "group", 1, "group: row 3 is wrong: must be in order"),
         (4, "version", 3, "version: row 4 is wrong: must be one more than that of the group"),
         (2, "version", 0, "version: row 2 is wrong"),
+        (3, "version", 0, "version: row 3 is wrong: must be that of the centre, for a READ"),
+        (4, "step", 1, "step: row 4 is wrong: must be of a gradient that was computed before"),
+        (0, "event", Event.DROP, "step: row 0 is wrong: must be of a gradient that was computed"),
+        (1, "worker", 0, "step: row 1 is wrong: must be of a gradient that was not computed"),
         (4, "event", Event.MIX, "other: row 4 is wrong: must be a model, for a MIX"),
     ],
 )
