@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network
 from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
     left_out,
+    log_steps,
     plain,
     steady,
 )
@@ -29,6 +29,9 @@ from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
@@ -118,6 +121,8 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     difference is then added to the active worker's: to its model of that time, which may have
     taken in a gradient since.
     """
+    from perfmodel.architectures.parts.recorder import Mix, Recorder
+
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     active, passive = (side.tolist() for side in sides(job.workers, Options.of(job)))
     sent, answered = [0] * len(active), [Mix(0, 0, 0.0)] * len(active)

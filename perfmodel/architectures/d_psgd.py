@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -10,13 +10,13 @@ import numpy as np
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.gossip import add_begin, add_network
 from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
     equal,
     left_out,
+    log_steps,
 )
 from perfmodel.base.arrays import Ids
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
@@ -27,6 +27,9 @@ from perfmodel.inputs.options import Option
 from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 NEIGHBOURHOOD = 6
 """Workers among which the slowest sets the pace, where each waits for its neighbours only. Found by
@@ -107,6 +110,8 @@ def _add_exchange(
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """A step ends with the mean of the neighbourhood's models, as they were at its beginning, and
     the worker's own gradient."""
+    from perfmodel.architectures.parts.recorder import Mix, Recorder
+
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     near = neighbours(job.workers).tolist()
 

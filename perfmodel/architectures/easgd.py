@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -13,12 +13,12 @@ from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.parts.gossip import add_begin
 from perfmodel.architectures.parts.messages import tensors_of
 from perfmodel.architectures.parts.network import Network, homes_of, node_names
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
     left_out,
+    log_steps,
     plain,
 )
 from perfmodel.base.arrays import Ids
@@ -32,8 +32,10 @@ from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
-from perfmodel.results.schedule import CENTRE
 from perfmodel.theory.contention import CycleTime, contended, regularity
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 MOST_SERVERS = 10_000
 """Servers of one job; a limit that catches typing errors."""
@@ -180,6 +182,9 @@ def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Own steps; once a pull is there the worker moves towards the centre as it was read, and once
     the difference has been added the centre moves towards the worker as it was then."""
+    from perfmodel.architectures.parts.recorder import Mix, Recorder
+    from perfmodel.results.schedule import CENTRE
+
     options = Options.of(job)
     servers, rate = range(options.servers), options.moving_rate
     part_bytes = job.workload.gradient_bytes / options.servers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,13 +13,19 @@ from perfmodel.architectures.parts.collective_rates import all_gather_rate, redu
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import Use, measured_notes
 from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.recorder import Meaning, Recorder, log_steps, replicas
 from perfmodel.architectures.parts.reduction import (
     MEASURED_ASSUMPTION,
     all_gather_cost,
     reduce_scatter_cost,
 )
-from perfmodel.architectures.parts.workers import Workers, add_workers, alike, left_out, stagger_s
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_workers,
+    alike,
+    left_out,
+    log_steps,
+    stagger_s,
+)
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, maximum, where
@@ -34,6 +40,9 @@ from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.buckets import ddp_buckets
 from perfmodel.theory.overlap import wait_free
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 UNIT_BYTES = 25 * 2**20
 """Size at which a unit is closed (25 MiB), as that of a bucket without sharding."""
@@ -120,6 +129,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """One model, of which each worker updates its part."""
+    from perfmodel.architectures.parts.recorder import Recorder, replicas
+
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=True)
     return recorder, replicas(recorder)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network, others
 from perfmodel.architectures.parts.measured import Use
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
     left_out,
+    log_steps,
     steady,
 )
 from perfmodel.base.arrays import Ids
@@ -28,6 +28,9 @@ from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 MOST_STEPS = 1_000_000
 """Steps that a worker may be ahead of its messages at most."""
@@ -68,15 +71,6 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     def exchanged_share(self) -> float:
         """Mean share of a model that a worker sends per step."""
         return self.probability
-
-
-class Message(NamedTuple):
-    """A model on its way, of a version, and its weight."""
-
-    sender: int
-    receiver: int
-    version: int
-    weight: float
 
 
 def window(options: Options) -> int:
@@ -142,6 +136,8 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
     Every model has a weight, at first 1/n. It is halved as the model is sent; a model that comes
     with weight v is merged into one of weight w by v / (v + w), which then weighs v + w.
     """
+    from perfmodel.architectures.parts.recorder import Message, Mix, Recorder
+
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     candidates = others(job.workers).tolist()
     weight = [1.0 / job.workers] * job.workers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from perfmodel.architectures.parts.collective_rates import all_reduce_rate, clos
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import measured_notes
 from perfmodel.architectures.parts.members import Members
-from perfmodel.architectures.parts.recorder import Meaning, Mix, Recorder, log_steps
 from perfmodel.architectures.parts.reduction import (
     REDUCTION_ASSUMPTIONS,
     Reduction,
@@ -23,6 +22,7 @@ from perfmodel.architectures.parts.workers import (
     add_workers,
     alike,
     left_out,
+    log_steps,
     stagger_s,
 )
 from perfmodel.base.arrays import Ids
@@ -35,6 +35,9 @@ from perfmodel.inputs.options import Option
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 PERIOD = 8
 MOST_PERIOD = 1000
@@ -100,6 +103,8 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Own steps, and the mean of all models at the end of each average."""
+    from perfmodel.architectures.parts.recorder import Mix, Recorder
+
     recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
     everyone = range(job.workers)
 

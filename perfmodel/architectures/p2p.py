@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -16,8 +16,14 @@ from perfmodel.architectures.parts.messages import (
     tensors_of,
 )
 from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.recorder import Meaning, Recorder, log_steps, replicas
-from perfmodel.architectures.parts.workers import Workers, add_workers, equal, left_out, stagger_s
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_workers,
+    equal,
+    left_out,
+    log_steps,
+    stagger_s,
+)
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
@@ -29,6 +35,9 @@ from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Stage, Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -107,6 +116,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Replicas of one model, updated layer by layer; those without parameters are left out."""
+    from perfmodel.architectures.parts.recorder import Recorder, replicas
+
     dense = messages_of(job).dense
     recorder = Recorder(job.workers, dense[dense > 0.0].tolist(), central=True)
     return recorder, replicas(recorder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
@@ -10,12 +12,12 @@ from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s
 from perfmodel.architectures.parts.communicator import Communicator, add_sends
 from perfmodel.architectures.parts.members import Members
 from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.recorder import Meaning, Recorder, log_steps, replicas
 from perfmodel.architectures.parts.reduction import schedule_of
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
+    log_steps,
     stagger_s,
 )
 from perfmodel.base.arrays import Floats, Ids
@@ -24,6 +26,9 @@ from perfmodel.graph.op_graph import MOST_UNITS, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.theory import collective_schedules, collective_times
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 class End(msgspec.Struct, frozen=True, eq=False):
@@ -106,6 +111,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
 
 def meaning(job: Job) -> tuple[Recorder, Meaning]:
     """Replicas of one model, updated as a whole or, with cross_barrier, layer by layer."""
+    from perfmodel.architectures.parts.recorder import Recorder, replicas
+
     slices = [float(job.workload.gradient_bytes)]
     if Options.of(job).cross_barrier and job.workers > 1:
         layers = np.unique(messages_of(job).part_layer)

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.architectures.parts.workers import Workers
 from perfmodel.base.arrays import NONE
-from perfmodel.graph.builder import GraphBuilder
 from perfmodel.results.schedule import CENTRE, COLUMNS, NO_MODEL, WHOLE, Event, Header, Schedule
 
 Handler = Callable[[int, int], None]
@@ -37,6 +35,15 @@ class Mix(NamedTuple):
     """A part ``weight`` of the way from a model to a version of an ``other``."""
 
     other: int
+    version: int
+    weight: float
+
+
+class Message(NamedTuple):
+    """A model on its way: its version, and its weight in a mean."""
+
+    sender: int
+    receiver: int
     version: int
     weight: float
 
@@ -225,13 +232,6 @@ class _Run:
 def _same(versions: Sequence[int]) -> int:
     """The version of all slices, NONE where they differ."""
     return versions[0] if versions.count(versions[0]) == len(versions) else NONE
-
-
-def log_steps(b: GraphBuilder, workers: Workers, *, central: bool = False) -> None:
-    """Log where steps begin, and where the parameters of a gradient are all there: as the first
-    layer begins or, where slices of the centre arrive one by one, as the last one does."""
-    b.log("begin", workers.forward[:, 0], at_ready=True)
-    b.log("gradient", workers.forward[:, -1 if central else 0], at_ready=True)
 
 
 def replicas(recorder: Recorder) -> Meaning:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.architectures.parts.network import Network, homes_of, node_names
-from perfmodel.architectures.parts.recorder import log_steps
-from perfmodel.architectures.parts.workers import Workers, add_workers, stagger_s
+from perfmodel.architectures.parts.workers import Workers, add_workers, log_steps, stagger_s
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import Floats, Ids, ranked
@@ -364,7 +363,7 @@ class _Builder:
         b.edge(arrived, waiting, lag=lag)
 
     def _log(self, update: Ids, pull: Ids, fresh: Ids) -> None:
-        """What a schedule is recorded by, see :mod:`perfmodel.architectures.ps.meaning`."""
+        """What a schedule is recorded by, see :mod:`perfmodel.architectures.ps.recording`."""
         log_steps(self.b, self.workers, central=True)
         self.b.log("update", update if self.options.sync == "ssp" else fresh)
         if self.options.sync != "asp":
