@@ -101,8 +101,8 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
     ----------
     time_s : when it took effect.
     event : an :class:`Event`.
-    worker : READ: that takes the centre's parameters; GRADIENT, APPLY, DROP: whose gradient it is;
-        MIX: that caused it.
+    worker : READ: the one that reads; GRADIENT, APPLY, DROP: the one that computes the gradient;
+        MIX: the one that causes it.
     step : the worker's step of that gradient, from 0; READ: the step it is read for; MIX: -1.
     model : the model that is written; GRADIENT: that is used; DROP: that it was meant for.
     other : READ: CENTRE; MIX: the model that is mixed in; else NO_MODEL.
