@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from perfmodel.inputs.workload import Workload, WorkloadLayer
     from perfmodel.predicting.variants import Variants, evaluate
     from perfmodel.results.prediction import Prediction
+    from perfmodel.results.schedule import Schedule
     from perfmodel.studies.comparison import Comparison, compare
     from perfmodel.studies.crossovers import Crossover, Explanation, explain
     from perfmodel.studies.formulas import Formula, formula
@@ -58,6 +59,7 @@ _HOME = {
     "PerfmodelError": "base.errors",
     "Prediction": "results.prediction",
     "Profile": "inputs.profile",
+    "Schedule": "results.schedule",
     "Server": "inputs.cluster",
     "Source": "base.provenance",
     "Straggler": "inputs.job",
@@ -96,6 +98,7 @@ __all__ = [
     "PerfmodelError",
     "Prediction",
     "Profile",
+    "Schedule",
     "Server",
     "Source",
     "Straggler",

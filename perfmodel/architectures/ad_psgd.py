@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from perfmodel.architectures.parts.workers import (
     add_optimizer,
     add_workers,
     left_out,
+    log_steps,
     plain,
     steady,
 )
@@ -28,6 +29,9 @@ from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.contention import contended
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 class Options(Base, frozen=True, forbid_unknown_fields=True):
@@ -77,6 +81,8 @@ def build(job: Job) -> OpGraph:
         counter=counter,
         group=workers.index,
     )
+    log_steps(b, workers)
+    b.log("step", optimizer)
     return b.build(device=workers.device, mark=optimizer)
 
 
@@ -99,10 +105,49 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     b.edge(reply, average)
     b.edge(average, begin[active], lag=1)
     b.probe("exchange", request, average, at_ready=True, group=active)
+    b.log("request", request, at_ready=True)
+    b.log("answer", averaged)
+    b.log("average", average)
     counter = np.full(job.workers, NONE)
     counter[active] = b.counters(np.stack([optimizer[active], average]))
     counter[passive] = b.counters(np.concatenate([optimizer[passive][None], averaged]))
     return counter
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Own steps, and averages of pairs.
+
+    The passive worker's model becomes the mean of it and the model that was sent, and half of their
+    difference is then added to the active worker's: to its model of that time, which may have
+    taken in a gradient since.
+    """
+    from perfmodel.architectures.parts.recorder import Mix, Recorder
+
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
+    active, passive = (side.tolist() for side in sides(job.workers, Options.of(job)))
+    sent, answered = [0] * len(active), [Mix(0, 0, 0.0)] * len(active)
+
+    def step(worker: int, _drawn: int) -> None:
+        recorder.apply(worker, (worker,))
+
+    def request(pair: int, _drawn: int) -> None:
+        sent[pair] = recorder.version(active[pair])
+
+    def answer(index: int, _drawn: int) -> None:
+        pair, k = divmod(index, len(passive))
+        model = passive[k]
+        answered[pair] = Mix(model, recorder.version(model), 0.5)
+        recorder.part(model, Mix(active[pair], sent[pair], 0.5), active[pair])
+        recorder.together((model,))
+
+    def average(pair: int, _drawn: int) -> None:
+        model = active[pair]
+        recorder.part(model, answered[pair], model)
+        recorder.part(model, Mix(model, sent[pair], -0.5), model)
+        recorder.together((model,))
+
+    meant = {"step": step, "request": request, "answer": answer, "average": average}
+    return recorder, meant
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -208,4 +253,5 @@ ARCHITECTURE = Architecture(
     source="Lian et al., ICML 2018, arXiv 1710.06952",
     variants=({}, {"passive": "even", "overlap": False}),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+    meaning=meaning,
 )

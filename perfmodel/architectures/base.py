@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
@@ -16,6 +16,9 @@ from perfmodel.inputs.options import Options
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 class Traffic(NamedTuple):
@@ -72,6 +75,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     variants : options under which all laws are tested: each option, and each of its allowed words,
         in at least one of them.
     traffic : the bytes that the source states; None, or returns None, where it states none.
+    meaning : what the logged ops of its graph mean for training, and the recorder to which they
+        write it; None where no schedule can be recorded.
     aliases : other names, each with the options it stands for.
     """
 
@@ -91,6 +96,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     variants: tuple[Mapping[str, Any], ...] = ({},)
     traffic: Callable[[Job], Traffic | None] | None = None
     group: Callable[[Job], str] | None = None
+    meaning: Callable[[Job], tuple[Recorder, Meaning]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles are the architecture itself: it is found by its name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from perfmodel.architectures.parts.workers import (
     add_workers,
     equal,
     left_out,
+    log_steps,
 )
 from perfmodel.base.arrays import Ids
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
@@ -26,6 +27,9 @@ from perfmodel.inputs.options import Option
 from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 NEIGHBOURHOOD = 6
 """Workers among which the slowest sets the pace, where each waits for its neighbours only. Found by
@@ -70,6 +74,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         _add_exchange(b, job, workers, begin, optimizer, fold)
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    log_steps(b, workers)
+    b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
 
 
@@ -99,6 +105,22 @@ def _add_exchange(
     b.edge(send, optimizer[:, None])
     b.edge(send, optimizer[to])
     b.probe("send", send, send, at_ready=True, group=workers.index[:, None])
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """A step ends with the mean of the neighbourhood's models, as they were at its beginning, and
+    the worker's own gradient."""
+    from perfmodel.architectures.parts.recorder import Mix, Recorder
+
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
+    near = neighbours(job.workers).tolist()
+
+    def update(worker: int, _drawn: int) -> None:
+        step, part = recorder.version(worker), 1.0 / (1 + len(near[worker]))
+        mixes = [Mix(other, step, part) for other in near[worker]]
+        recorder.apply(worker, (worker,), mixes=mixes)
+
+    return recorder, {"update": update}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -242,5 +264,6 @@ ARCHITECTURE = Architecture(
     fold=_fold,
     variants=({}, {"overlap": False}),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=left_out),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from perfmodel.architectures.parts.workers import (
     add_optimizer,
     add_workers,
     left_out,
+    log_steps,
     plain,
 )
 from perfmodel.base.arrays import Ids
@@ -32,6 +33,9 @@ from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
 from perfmodel.theory.contention import CycleTime, contended, regularity
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 MOST_SERVERS = 10_000
 """Servers of one job; a limit that catches typing errors."""
@@ -83,6 +87,8 @@ def build(job: Job) -> OpGraph:
     optimizer = add_optimizer(b, job, workers)
     begin = add_begin(b, job, workers, optimizer, period=Options.of(job).period)
     _add_exchange(b, job, workers, home, begin)
+    log_steps(b, workers)
+    b.log("step", optimizer)
     return b.build(device=workers.device, mark=optimizer)
 
 
@@ -109,6 +115,9 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
     b.edge(update, push, lag=1)  # else a token without a push overtakes a push in flight
     read, added = _every(b, "read", request, period), _every(b, "added", update, period)
     b.probe("staleness", read[:, None], added, counter=b.counters(added), group=group)
+    b.log("read", read)
+    b.log("pulled", pulled)
+    b.log("added", added)
     if period == 1:  # else steps without an exchange count as transfers of zero time
         for label, ops in (("pull", pull), ("push", push), ("update", update)):
             b.probe(label, ops, ops, at_ready=True, group=group)
@@ -168,6 +177,45 @@ def _every(b: GraphBuilder, label: str, ops: Ids, period: int) -> Ids:
     for op in follow.ravel():
         b.every(int(op), period)
     return follow
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Own steps; once a pull is there the worker moves towards the centre as it was read, and once
+    the difference has been added the centre moves towards the worker as it was then."""
+    from perfmodel.architectures.parts.recorder import Mix, Recorder
+    from perfmodel.results.schedule import CENTRE
+
+    options = Options.of(job)
+    servers, rate = range(options.servers), options.moving_rate
+    part_bytes = job.workload.gradient_bytes / options.servers
+    recorder = Recorder(job.workers, [part_bytes] * options.servers, central=False)
+    centre: dict[int, list[int]] = {}  # versions as read, by worker
+    model: dict[int, list[int]] = {}  # versions as the difference was taken
+    moved = [True] * job.workers
+
+    def step(worker: int, _drawn: int) -> None:
+        recorder.apply(worker, (worker,))
+
+    def read(worker: int, _drawn: int) -> None:
+        centre[worker] = [recorder.version(CENTRE, k) for k in servers]
+        moved[worker] = False
+
+    def pulled(worker: int, _drawn: int) -> None:
+        if moved[worker]:  # no exchange in this step
+            return
+        moved[worker] = True
+        model[worker] = [recorder.version(worker, k) for k in servers]
+        for k in servers:
+            recorder.part(worker, Mix(CENTRE, centre[worker][k], rate), worker, k)
+        recorder.together((worker,))
+
+    def added(index: int, _drawn: int) -> None:
+        worker, k = divmod(index, options.servers)
+        recorder.part(CENTRE, Mix(worker, model[worker][k], rate), worker, k)
+        recorder.part(CENTRE, Mix(CENTRE, centre[worker][k], -rate), worker, k)
+        recorder.together((CENTRE,), k)
+
+    return recorder, {"step": step, "read": read, "pulled": pulled, "added": added}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -338,5 +386,6 @@ ARCHITECTURE = Architecture(
     model_age=model_age,
     variants=({"period": 1}, {"period": 3, "servers": 2}, {}),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

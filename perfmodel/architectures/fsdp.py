@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,7 +18,14 @@ from perfmodel.architectures.parts.reduction import (
     all_gather_cost,
     reduce_scatter_cost,
 )
-from perfmodel.architectures.parts.workers import Workers, add_workers, alike, left_out, stagger_s
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_workers,
+    alike,
+    left_out,
+    log_steps,
+    stagger_s,
+)
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, maximum, where
@@ -33,6 +40,9 @@ from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory.buckets import ddp_buckets
 from perfmodel.theory.overlap import wait_free
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 UNIT_BYTES = 25 * 2**20
 """Size at which a unit is closed (25 MiB), as that of a bucket without sharding."""
@@ -112,7 +122,17 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    log_steps(b, workers, central=True)
+    b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """One model, of which each worker updates its part."""
+    from perfmodel.architectures.parts.recorder import Recorder, replicas
+
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=True)
+    return recorder, replicas(recorder)
 
 
 def _add_collectives(
@@ -377,5 +397,6 @@ ARCHITECTURE = Architecture(
         {"stage": 3, "unit_bytes": 0, "prefetch": 3, "reshard_after_forward": False},
     ),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

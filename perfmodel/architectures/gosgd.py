@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from collections import deque
+from typing import TYPE_CHECKING, Annotated
 
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.parts.gossip import Partners, add_begin, add_network, others
@@ -13,6 +14,7 @@ from perfmodel.architectures.parts.workers import (
     add_optimizer,
     add_workers,
     left_out,
+    log_steps,
     steady,
 )
 from perfmodel.base.arrays import Ids
@@ -26,6 +28,9 @@ from perfmodel.inputs.options import Options as Base
 from perfmodel.phases.phases import Phase, Phases, mixed
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 MOST_STEPS = 1_000_000
 """Steps that a worker may be ahead of its messages at most."""
@@ -88,6 +93,9 @@ def build(job: Job) -> OpGraph:
     b.probe(
         "staleness", optimizer, optimizer, lag=1, counter=b.counters(optimizer), group=workers.index
     )
+    log_steps(b, workers)
+    b.log("step", optimizer)
+    b.log("merge", begin)
     return b.build(device=workers.device, mark=optimizer)
 
 
@@ -100,6 +108,8 @@ def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimiz
         b.active(push, probability=options.probability, draw=partners.draw)
     b.edge(optimizer, push)
     b.edge(push, begin, lag=window(options) + 1)
+    b.log("send", push, at_ready=True)
+    b.log("arrival", push)
     if options.merge_per_model_s > 0.0:
         _add_merges(b, job, workers, partners, begin, push)
 
@@ -118,6 +128,43 @@ def _add_merges(
         sender = partners.candidates[worker]
         to = deliver[sender, (worker - sender - 1) % job.workers]
         b.mailbox(int(merge[worker]), to, options.merge_per_model_s * workers.slowdown[worker])
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Own steps, and the models that have come before each of them.
+
+    Every model has a weight, at first 1/n. It is halved as the model is sent; a model that comes
+    with weight v is merged into one of weight w by v / (v + w), which then weighs v + w.
+    """
+    from perfmodel.architectures.parts.recorder import Message, Mix, Recorder
+
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
+    candidates = others(job.workers).tolist()
+    weight = [1.0 / job.workers] * job.workers
+    sent: list[deque[Message]] = [deque() for _ in range(job.workers)]
+    inbox: list[list[Message]] = [[] for _ in range(job.workers)]
+
+    def step(worker: int, _drawn: int) -> None:
+        recorder.apply(worker, (worker,))
+
+    def send(worker: int, drawn: int) -> None:
+        weight[worker] /= 2.0
+        to = candidates[worker][max(drawn, 0)]
+        sent[worker].append(Message(worker, to, recorder.version(worker), weight[worker]))
+
+    def arrival(worker: int, _drawn: int) -> None:
+        message = sent[worker].popleft()
+        inbox[message.receiver].append(message)
+
+    def merge(worker: int, _drawn: int) -> None:
+        for message in inbox[worker]:
+            weight[worker] += message.weight
+            part = message.weight / weight[worker]
+            recorder.part(worker, Mix(message.sender, message.version, part), worker)
+            recorder.together((worker,))
+        inbox[worker].clear()
+
+    return recorder, {"step": step, "send": send, "arrival": arrival, "merge": merge}
 
 
 def phases(job: Job, q: Quantities) -> Phases:
@@ -235,4 +282,5 @@ ARCHITECTURE = Architecture(
         {"probability": 1, "queue": 1, "merge_per_model_s": 0.1},
     ),
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+    meaning=meaning,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from perfmodel.architectures.parts.workers import (
     add_workers,
     alike,
     left_out,
+    log_steps,
     stagger_s,
 )
 from perfmodel.base.arrays import Ids
@@ -34,6 +35,9 @@ from perfmodel.inputs.options import Option
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 PERIOD = 8
 MOST_PERIOD = 1000
@@ -66,6 +70,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(optimizer)
     b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    log_steps(b, workers)
+    b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
 
 
@@ -92,6 +98,28 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
             b.every(op, 1)
         b.edge(step, workers.forward[:, 0])
     b.probe("average", average, average, at_ready=True)
+    b.log("average", average)
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Own steps, and the mean of all models at the end of each average."""
+    from perfmodel.architectures.parts.recorder import Mix, Recorder
+
+    recorder = Recorder(job.workers, [float(job.workload.gradient_bytes)], central=False)
+    everyone = range(job.workers)
+
+    def update(worker: int, _drawn: int) -> None:
+        recorder.apply(worker, (worker,))
+
+    def average(_index: int, _drawn: int) -> None:
+        for model in everyone:
+            for other in everyone:
+                if other != model:
+                    mix = Mix(other, recorder.version(other), 1.0 / job.workers)
+                    recorder.part(model, mix, model)
+        recorder.together(everyone)
+
+    return recorder, {"update": update, "average": average}
 
 
 def model_age(job: Job) -> ModelAge | None:
@@ -177,5 +205,6 @@ ARCHITECTURE = Architecture(
         {"period": 2, "algorithm": "hierarchical", "reduce_per_byte_s": 0.001},
     ),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -16,7 +16,14 @@ from perfmodel.architectures.parts.messages import (
     tensors_of,
 )
 from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.workers import Workers, add_workers, equal, left_out, stagger_s
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_workers,
+    equal,
+    left_out,
+    log_steps,
+    stagger_s,
+)
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
@@ -28,6 +35,9 @@ from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Stage, Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 class Options(Transmission, frozen=True, forbid_unknown_fields=True):
@@ -98,8 +108,19 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(apply.ravel()).reshape(apply.shape)
     b.probe("staleness", apply, apply, lag=1, counter=counter, group=workers.index[:, None])
+    log_steps(b, workers, central=True)
+    b.log("update", apply[:, messages.dense > 0.0])
     count = job.workers if fold else 1
     return b.build(device=workers.device, mark=workers.backward[:, 0], count=count)
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Replicas of one model, updated layer by layer; those without parameters are left out."""
+    from perfmodel.architectures.parts.recorder import Recorder, replicas
+
+    dense = messages_of(job).dense
+    recorder = Recorder(job.workers, dense[dense > 0.0].tolist(), central=True)
+    return recorder, replicas(recorder)
 
 
 def _parts(job: Job) -> int:
@@ -398,5 +419,6 @@ ARCHITECTURE = Architecture(
         {"compression": "dgc", "density": 0.2, "encode_per_byte_s": 0.01},
     ),
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

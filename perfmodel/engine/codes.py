@@ -12,11 +12,14 @@ PLAIN, DRAIN, TO_QUORUM, TO_EVERY, TO_MAILBOX, TO_BATCH, FROM_BATCH = range(7)
 NO_GATE, QUORUM, EVERY, MAILBOX, BATCH = range(5)
 OP_ENDS, TOKENS_ARRIVE, FLOW_STARTS, START_DUE, TICK = range(5)
 """Kinds of timers, in the order in which they go off."""
-DONE, PAUSED, STUCK, FULL, UNOPENED, OVERRUN, ENDLESS, CROWDED = range(8)
+DONE, PAUSED, STUCK, FULL, UNOPENED, OVERRUN, ENDLESS, CROWDED, FLOODED = range(9)
 """How a call of :func:`advance` ended."""
 CAUSES, BOUND = 6, 3
 """Number of graph.CAUSES, and the index of the staleness bound. Waits for the bound are charged to
 it and not traced further back."""
+
+LOG_READY, LOG_END = 1, 2
+"""What is logged of an op: when it is ready, and when its tokens arrive; may be added."""
 
 Id = int
 World = Any

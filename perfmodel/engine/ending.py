@@ -8,6 +8,7 @@ from perfmodel.engine.codes import (
     DRAIN,
     FROM_BATCH,
     IDLE,
+    LOG_END,
     NONE,
     PASSING,
     QUEUED,
@@ -22,7 +23,7 @@ from perfmodel.engine.codes import (
 )
 from perfmodel.engine.starting import bytes_left, enqueue, hand_token, start_op, supply
 from perfmodel.engine.timers import set_timer
-from perfmodel.engine.waits import open_wait, walk_critical
+from perfmodel.engine.waits import note, open_wait, walk_critical
 
 
 def piece_moved(w: World, op: Id) -> None:
@@ -197,6 +198,8 @@ def _probe(w: World, op: Id, active: bool) -> None:
                 s.raised += 1
     for k in range(x.open, x.end):
         open_wait(w, w.watched[k])
+    if active and x.log & LOG_END:
+        note(w, op, LOG_END)
 
 
 def _mark(w: World, group: int, record: int) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE
+from perfmodel.engine import codes
 from perfmodel.engine.layout_rules import INT32, INT64, Extras, aligned, lay_out_rules
 from perfmodel.engine.noise import TABLE, key, offsets, table
 from perfmodel.engine.world import (
@@ -36,7 +37,13 @@ _PROBE_ROOM = 3
 
 
 def make_world(
-    graph: OpGraph, seed: int = 0, *, depth: int = 0, limit: int = NONE, record: range = range(0)
+    graph: OpGraph,
+    seed: int = 0,
+    *,
+    depth: int = 0,
+    limit: int = NONE,
+    record: range = range(0),
+    log: bool = False,
 ) -> tuple[World, Kept]:
     """The state before the first instant, in arrays; and the argument of :func:`give_back`.
 
@@ -46,10 +53,11 @@ def make_world(
     of two.
     limit : how often each op runs, NONE for no limit.
     record : iterations of which the timeline is kept.
+    log : log what the graph says; such a world is not to be given back.
     """
-    kept = _kept.pop(graph, None)
+    kept = None if log else _kept.pop(graph, None)
     if kept is None:
-        layout = _lay_out(graph)
+        layout = _lay_out(graph, log)
         written = [getattr(layout, name).view(np.uint8) for name in _REWRITTEN]
         written += [layout.edges["tokens"], _part(layout.ops, *_OP_REWRITTEN)]
         kept = Kept(layout, [(values, values.copy()) for values in written])
@@ -72,10 +80,25 @@ def make_world(
         ("end_span", record.stop),
     ):
         world.state[name] = value
+    if log:
+        world = _with_room_to_log(graph, world)
     if graph.staggered:
         parts = np.append(offsets(seed, groups), 0.0)
         world = world._replace(late=graph.op_stagger_s * parts[graph.op_group])
     return world, kept
+
+
+def _with_room_to_log(graph: OpGraph, world: World) -> World:
+    """The world with a log, of which the last quarter is for what is left of an instant."""
+    room = max(LOG_ROOM, 8 * sum(logged.ops.size for logged in graph.logged))
+    world.state["log_room"], world.state["log_left"] = room, room - room // 4
+    return world._replace(
+        log_time=np.zeros(room), log_what=np.zeros(room, INT64), log_drawn=np.zeros(room, INT32)
+    )
+
+
+LOG_ROOM = 1 << 14
+"""Least number of entries of a log before it is taken away."""
 
 
 class Kept(NamedTuple):
@@ -116,8 +139,8 @@ def _part(records: NDArray[Any], first: str, last: str) -> NDArray[Any]:
     return np.ndarray(len(records), part, records)["part"]
 
 
-def _lay_out(graph: OpGraph) -> World:
-    """Everything that is the same for each simulation of a graph."""
+def _lay_out(graph: OpGraph, log: bool) -> World:
+    """Everything that is the same for each simulation of a graph, with or without a log."""
     edges, into, out_start, in_start = _edges(graph)
     free = (np.diff(graph.route_start) == 0) & np.isinf(graph.route_cap_bytes_per_s)
     by_route = np.append(np.where(free, NONE, np.arange(len(free))), NONE).astype(INT32)
@@ -128,7 +151,8 @@ def _lay_out(graph: OpGraph) -> World:
     rules = lay_out_rules(graph, ops, extras, edges, by_route)
     slots, queue = _slots(graph, rules.slots)
     users = np.concatenate([ops["route"], rules.alternatives["route"]])
-    probes, watched, stamps = _probes(graph, extras)
+    logged = _logged(graph) if log else np.zeros(graph.n_ops, INT32)
+    probes, watched, stamps = _probes(graph, extras, logged)
     groups = np.zeros(graph.n_groups, GROUP)
     groups["device"] = graph.group_device
     streams, factors = _streams(graph)
@@ -161,9 +185,10 @@ def _lay_out(graph: OpGraph) -> World:
 
 
 _REPLACED: dict[str, NDArray[Any]] = {
-    **dict.fromkeys(("arrived",), np.zeros(0, INT32)),
+    **dict.fromkeys(("arrived", "log_drawn"), np.zeros(0, INT32)),
+    **dict.fromkeys(("log_what",), np.zeros(0, INT64)),
     **dict.fromkeys(("history",), np.zeros(0, HISTORY)),
-    **dict.fromkeys(("late", "critical", "critical_count", *_SPANS), np.zeros(0)),
+    **dict.fromkeys(("late", "critical", "critical_count", "log_time", *_SPANS), np.zeros(0)),
 }
 """Empty arrays for what :func:`make_world` replaces."""
 
@@ -185,6 +210,7 @@ def _state(graph: OpGraph) -> NDArray[Any]:
         ("timer_room", _timer_room(graph)),
         ("staggered", graph.staggered),
         ("bins", _bins(graph)),
+        ("log_left", 1),
     ):
         state[name] = value
     return state
@@ -376,8 +402,22 @@ def _edges(graph: OpGraph) -> tuple[NDArray[Any], ...]:
     return edges, into, outs, ins
 
 
-def _probes(graph: OpGraph, extras: Extras) -> tuple[NDArray[Any], NDArray[Any], int]:
-    """Probes, the lists of probes that each op opens or closes, and the number of stamps."""
+def _logged(graph: OpGraph) -> NDArray[Any]:
+    """What is logged of each op, (ops,)."""
+    what = np.zeros(graph.n_ops, INT32)
+    for logged in graph.logged:
+        code = codes.LOG_READY if logged.at_ready else codes.LOG_END
+        what[logged.ops.ravel()] |= code
+    return what
+
+
+def _probes(
+    graph: OpGraph, extras: Extras, logged: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any], int]:
+    """Probes, the lists of probes that each op opens or closes, and the number of stamps.
+
+    Ops that are logged get lists as well, be they empty.
+    """
     n_probes = len(graph.probe_open)
     probes = np.zeros(n_probes, PROBE)
     probes["counter"], probes["group"] = graph.probe_counter, graph.probe_group
@@ -397,11 +437,12 @@ def _probes(graph: OpGraph, extras: Extras) -> tuple[NDArray[Any], NDArray[Any],
     watching = np.concatenate(ops_of).astype(INT64)
     order = np.lexsort((np.repeat(np.arange(4), [len(x) for x in what]), watching))
     watched = np.concatenate(what)[order].astype(INT32)
-    seen = np.flatnonzero(np.bincount(watching, minlength=graph.n_ops))
+    seen = np.flatnonzero(np.bincount(watching, minlength=graph.n_ops) + logged)
     at = starts(np.bincount(np.searchsorted(seen, watching), minlength=len(seen)))
     edge = at[:-1].copy()
     for name, some in zip(("ready", "close", "rise", "open"), ops_of, strict=True):
         extras.set(name, seen, edge)
         edge = edge + np.bincount(np.searchsorted(seen, some), minlength=len(seen))
     extras.set("end", seen, at[1:])
+    extras.set("log", seen, logged[seen])
     return probes, watched, int(stamps[-1])

@@ -44,7 +44,7 @@ class Extras:
         self._ops["extra"][having] = np.arange(len(having))
         extras = np.zeros(len(having), EXTRA)
         for field in EXTRA.names or ():
-            extras[field] = 0 if field == "latency" else NONE
+            extras[field] = 0 if field in ("latency", "log") else NONE
         for field, ops, values in self._set:
             extras[field][self._ops["extra"][ops]] = values
         return extras
@@ -93,6 +93,7 @@ _ORDINARY = {
     "quantum": np.inf,
     "activity": NONE,
     "choice": NONE,
+    "drawn": NONE,
 }
 
 

@@ -56,7 +56,7 @@ def advance(w: World, rounds: int, budget: int) -> int:
             return int(s.fault)
         if budget <= 0:
             return PAUSED
-        if 2 * s.timers > s.timer_room:
+        if 2 * s.timers > s.timer_room or s.log_left <= 0:
             return FULL
         budget -= 1
         if not _instant(w):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from math import gcd, lcm
 from types import TracebackType
+from typing import NamedTuple
 from weakref import WeakSet
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE
 from perfmodel.base.errors import DeadlockError, InputError, PerfmodelError
@@ -22,7 +24,7 @@ from perfmodel.engine.stuck import (
     finished,
 )
 from perfmodel.engine.twins import PLAIN, Loop, arrived, choose, warn_if_long, wished
-from perfmodel.engine.world import as_arrays, column, grown
+from perfmodel.engine.world import DTYPES, as_arrays, column, crowded, grown
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Every
 
@@ -52,6 +54,19 @@ def span_of(graph: OpGraph) -> int:
     return min(lcm(*every), LONGEST_SPAN)
 
 
+class Log(NamedTuple):
+    """When logged ops were ready, or their tokens arrived, in the order of the simulation.
+
+    All of shape (entries,): ``time_s``, ``what`` (4 * op + LOG_READY or LOG_END), ``drawn``: the
+    number of the alternative that the op has drawn, NONE without any. Instances in which an op is
+    not active are left out.
+    """
+
+    time_s: NDArray[np.float64]
+    what: NDArray[np.int64]
+    drawn: NDArray[np.int32]
+
+
 class Simulation:
     """A running simulation; a context manager, so that its memory is reused."""
 
@@ -64,15 +79,19 @@ class Simulation:
         depth: int = 0,
         limit: int = NONE,
         record: range = range(0),
+        log: bool = False,
     ) -> None:
         self.graph = graph
+        self._log: list[Log] | None = [] if log else None
         self.span = span_of(graph)
         self.limit = limit
         self.record = record
         compiled = wished(compiled)
         self._loop = choose(compiled)
         self._may_change = compiled is None and self._loop is PLAIN
-        world, self._kept = make_world(graph, seed, depth=depth, limit=limit, record=record)
+        world, self._kept = make_world(
+            graph, seed, depth=depth, limit=limit, record=record, log=log
+        )
         self.world = self._loop.convert(world)
         self._handle = self._loop.handle(self.world)
         if graph not in _ordered:
@@ -92,7 +111,8 @@ class Simulation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        give_back(self.graph, self._kept)
+        if self._log is None:
+            give_back(self.graph, self._kept)
 
     @property
     def now(self) -> float:
@@ -150,6 +170,27 @@ class Simulation:
             for at in order.tolist()
         ]
 
+    def log(self) -> Log:
+        """What has been logged since the last call, in order."""
+        self._take_log()
+        parts, self._log = self._log or [], []
+        return Log(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def _take_log(self) -> None:
+        """Take the log away from the world, so that it has room again."""
+        if self._log is None:
+            return
+        state = self.world.state[0]
+        count, room = (int(column(self.world, "state", name)[0]) for name in ("logged", "log_room"))
+        names = ("log_time", "log_what", "log_drawn")
+        columns = (np.array(getattr(self.world, name)[:count], DTYPES[name]) for name in names)
+        self._log.append(Log(*columns))
+        for name, value in (("logged", 0), ("log_left", room - room // 4)):
+            if isinstance(self.world.state, list):
+                setattr(state, name, value)
+            else:
+                state[name] = value
+
     def _ahead(self) -> int:
         done = column(self.world, "groups", "iterations")
         return int(done.max() - done.min()) if len(done) else 0
@@ -161,8 +202,10 @@ class Simulation:
                 self.change_over(loop)
             status = self._loop.advance(self._handle, rounds, _INSTANTS)
             if status == codes.FULL:
-                self.world = grown(self.world)
-                self._handle = self._loop.handle(self.world)
+                self._take_log()
+                if crowded(self.world):
+                    self.world = grown(self.world)
+                    self._handle = self._loop.handle(self.world)
             elif status >= codes.UNOPENED:
                 raise PerfmodelError(describe_fault(self.graph, self.world, status))
             elif status != codes.PAUSED:

@@ -8,6 +8,7 @@ from perfmodel.engine.codes import (
     EVERY,
     FLOW_STARTS,
     FROM_BATCH,
+    LOG_READY,
     MAILBOX,
     MOVING,
     NONE,
@@ -24,7 +25,7 @@ from perfmodel.engine.draws import draw, noise_factor
 from perfmodel.engine.prefetch import COMPILED, KIND, expect
 from perfmodel.engine.sharing import flow_starts
 from perfmodel.engine.timers import end_soon, set_timer
-from perfmodel.engine.waits import attribute_wait, open_wait
+from perfmodel.engine.waits import attribute_wait, note, open_wait
 
 # -- readiness ---------------------------------------------------------------------------------
 
@@ -74,6 +75,8 @@ def op_ready(w: World, op: Id, source: int) -> None:
             open_wait(w, w.watched[k])
         if x.special >= 0:
             active = _prepare(w, op)
+        if active and x.log & LOG_READY:
+            note(w, op, LOG_READY)
     if not active:
         o.phase = PASSING
         start_op(w, op, NONE)
@@ -141,7 +144,8 @@ def _prepare(w: World, op: Id) -> bool:
         if x.among > 0 and draw(w, x.activity, iteration, 1) * x.among // KIND != x.chosen:
             return False
     if x.choice >= 0:
-        a = x.alternative + draw(w, x.choice, iteration, 1) * x.alternatives // KIND
+        x.drawn = draw(w, x.choice, iteration, 1) * x.alternatives // KIND
+        a = x.alternative + x.drawn
         o.hold, o.holds = w.alternatives[a].hold, w.alternatives[a].holds
         o.route = w.alternatives[a].route
         w.extras[o.extra].latency = w.alternatives[a].latency

@@ -121,6 +121,8 @@ def describe_fault(graph: OpGraph, world: World, status: int) -> str:
         return (
             f"op {graph.op_name(culprit)!r} ends too often at one instant: no room for more timers"
         )
+    if status == codes.FLOODED:
+        return f"op {graph.op_name(culprit)!r} is logged too often at one instant"
     probe = culprit
     label = repr(block_of(graph.probes, probe).label)
     opens = repr(graph.op_name(int(graph.probe_open[probe])))

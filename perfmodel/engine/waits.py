@@ -5,6 +5,7 @@ from __future__ import annotations
 from perfmodel.engine.codes import (
     BOUND,
     CAUSES,
+    FLOODED,
     NONE,
     OVERRUN,
     TO_BATCH,
@@ -43,6 +44,20 @@ def open_wait(w: World, probe: int) -> None:
     p.open += 1
     w.stamp_time[at] = s.now
     w.stamp_count[at] = w.counters[p.counter] if p.counter >= 0 else 0
+
+
+def note(w: World, op: int, what: int) -> None:
+    """Log that an op is ready, or that its tokens arrive, with the alternative it has drawn."""
+    s, x = w.state[0], w.extras[w.ops[op].extra]
+    at = s.logged
+    if at == s.log_room:
+        s.fault, s.culprit = FLOODED, op
+        return
+    w.log_time[at] = s.now
+    w.log_what[at] = op * 4 + what
+    w.log_drawn[at] = w.specials[x.special].drawn if x.special >= 0 else NONE
+    s.logged += 1
+    s.log_left -= 1
 
 
 def walk_critical(w: World, record: int, until: float) -> None:

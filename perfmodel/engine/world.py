@@ -24,7 +24,7 @@ STATE = _record(
     i8="raised key at_once",
     i4="n_ops n_links n_groups limit depth first_span end_span plain timer_room bins staggered "
     "slowest fastest behind gap_max timers soon soon_first touched changed busy_pools walks fault "
-    "culprit region_links region_routes filling",
+    "culprit region_links region_routes filling logged log_room log_left",
 )
 OP = _record(  # 64 bytes, as a cache line has
     f8="seconds bytes since",
@@ -33,7 +33,7 @@ OP = _record(  # 64 bytes, as a cache line has
     i1="phase holds",
     I4="out end hold route extra",
 )
-EXTRA = _record(f8="latency", i4="stream special mark ready close rise open end")
+EXTRA = _record(f8="latency", i4="stream special mark ready close rise open end log")
 EDGE = _record(i4="target tokens")
 GATE_EDGE = _record(i4="target kind pair")
 HOLD = _record(i4="slot units")
@@ -56,7 +56,7 @@ STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
     f8="probability quantum left per_token cycle cap",
     i4="every phase activity chosen among choice alternative alternatives gate need count fired "
-    "open source",
+    "open source drawn",
 )
 ALTERNATIVE = _record(f8="latency", i4="hold holds route")
 ITEM = _record(f8="bytes", i4="edge tokens admitted loaded")
@@ -115,6 +115,9 @@ class World(NamedTuple):
     late: Any
     table: Any
     watched: Any
+    log_time: Any
+    log_what: Any
+    log_drawn: Any
     counters: Any
     counter_every: Any
     counter_part: Any
@@ -148,17 +151,18 @@ for _kind, _names in (
     (
         _I,
         "into into_first arrived queue members places flying agenda soon touched changed "
-        "ended region_links region_routes region_pools filling cause watched",
+        "ended region_links region_routes region_pools filling cause watched log_drawn",
     ),
     (
         _L,
         "timer_what counters counter_every counter_part stamp_count histogram stale_sum "
-        "stale_count",
+        "stale_count log_what",
     ),
     (
         _F,
         "keys levels timer_time share due span_ready span_start span_end late table "
-        "stamp_time moved waits marked_at marked_busy marked_waits critical critical_count",
+        "stamp_time log_time moved waits marked_at marked_busy marked_waits critical "
+        "critical_count",
     ),
 ):
     DTYPES |= {name: np.dtype(_kind) for name in _names.split()}
@@ -220,6 +224,12 @@ def starts(counts: NDArray[Any]) -> NDArray[np.int64]:
     found = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=found[1:])
     return found
+
+
+def crowded(world: World) -> bool:
+    """Whether the timers need more room."""
+    timers, room = (int(column(world, "state", name)[0]) for name in ("timers", "timer_room"))
+    return 2 * timers > room
 
 
 def grown(world: World) -> World:

@@ -16,7 +16,7 @@ from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.graph.checks import check
 from perfmodel.graph.columns import distinct_rows, offsets
-from perfmodel.graph.op_graph import CAUSES, MOST, Axis, Block, Distribution, OpGraph
+from perfmodel.graph.op_graph import CAUSES, MOST, Axis, Block, Distribution, Logged, OpGraph
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum, Rule
 
 _most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
@@ -45,6 +45,7 @@ class GraphBuilder:
         self._routes = 0
         self._latency = np.zeros(0)
         self._rules: list[Rule] = []
+        self._logged: list[Logged] = []
 
     def slots(
         self,
@@ -377,6 +378,14 @@ class GraphBuilder:
         self._add("probe_lag", np.full(arrays[0].size, lag, np.int32))
         self._add("probe_at_ready", np.full(arrays[0].size, at_ready, np.bool_))
 
+    def log(self, label: str, ops: Ids, *, at_ready: bool = False) -> None:
+        """Let a simulation log the instances of ``ops`` (any shape), where that is asked for.
+
+        Logged is when each is ready or, by default, when its tokens arrive, which is after the
+        probes that it closes and before those that other ops open by it.
+        """
+        self._logged.append(Logged(label, np.asarray(ops), at_ready))
+
     def build(self, *, device: Ids, mark: Ids, count: ArrayLike = 1) -> OpGraph:
         """Check and freeze the graph.
 
@@ -405,6 +414,7 @@ class GraphBuilder:
             group_mark=marks,
             group_count=np.broadcast_to(np.asarray(count, np.int64), marks.shape),
             rules=tuple(self._rules),
+            logged=tuple(self._logged),
             ops=tuple(self._blocks["op"]),
             slots=tuple(self._blocks["slot"]),
             links=tuple(self._blocks["link"]),

@@ -77,6 +77,15 @@ def block_of(blocks: Sequence[Block], identity: int) -> Block:
     return blocks[bisect.bisect_right(blocks, identity, key=lambda block: block.first) - 1]
 
 
+class Logged(msgspec.Struct, frozen=True, eq=False):
+    """Ops (any shape) whose instances a simulation logs on request: when they are ready, or else
+    when their tokens arrive."""
+
+    label: str
+    ops: Ids
+    at_ready: bool
+
+
 class OpUse(NamedTuple):
     """The resource that an op takes time on.
 
@@ -163,6 +172,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     group_mark: Ids
     group_count: Ids
     rules: tuple[Rule, ...]
+    logged: tuple[Logged, ...]
     ops: tuple[Block, ...]
     slots: tuple[Block, ...]
     links: tuple[Block, ...]

@@ -49,5 +49,5 @@ def prediction_of(
         notes=(*job_facts.notes_of(job, memory), *outcome.notes),
         assumptions=job.assumptions,
         provenance=provenance(job.seed, job_facts.inputs_of(job)),
-        timeline=fine.SettledIterations(job, max_ops) if outcome.fidelity == "fine" else None,
+        timeline=fine.Resimulation(job, max_ops) if outcome.fidelity == "fine" else None,
     )

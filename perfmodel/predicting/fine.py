@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -27,6 +27,9 @@ from perfmodel.results.prediction import (
     Utilisation,
     percentile,
 )
+
+if TYPE_CHECKING:
+    from perfmodel.results.schedule import Schedule
 
 ROUNDING = 1e-9
 """Idle fractions below this are taken as 0."""
@@ -122,14 +125,14 @@ def predict(
     )
 
 
-class SettledIterations(msgspec.Struct, frozen=True):
-    """Two settled iterations of a job, simulated when they are asked for."""
+class Resimulation(msgspec.Struct, frozen=True):
+    """A job that is simulated again for what is asked of it beyond its measures."""
 
     job: Job
     max_ops: float
 
     def events(self) -> list[dict[str, Any]]:
-        """Events of a Chrome trace.
+        """Two settled iterations as events of a Chrome trace.
 
         Raises
         ------
@@ -137,6 +140,17 @@ class SettledIterations(msgspec.Struct, frozen=True):
         """
         graph = build_graph(self.job, max_ops=self.max_ops)
         return chrome_trace(graph, timeline(graph, seed=self.job.seed, first=2, iterations=2))
+
+    def schedule(self, updates: int | None, samples_per_s: float) -> Schedule:
+        """The schedule of the first ``updates`` gradients.
+
+        Raises
+        ------
+        InputError, TooLargeError : see :func:`perfmodel.predicting.recording.schedule_of`.
+        """
+        from perfmodel.predicting.recording import schedule_of
+
+        return schedule_of(self.job, updates, max_ops=self.max_ops, samples_per_s=samples_per_s)
 
 
 def _staleness(graph: OpGraph, run: Measures) -> Staleness | None:

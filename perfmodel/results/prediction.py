@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from perfmodel.results.schedule import Schedule
+
 
 class ModelAge(msgspec.Struct, frozen=True):
     """Local steps since the last exchange of a worker's model.
@@ -167,10 +169,13 @@ class Interval(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Timeline(Protocol):
-    """A few iterations as events of a Chrome trace."""
+    """The job, simulated again on request."""
 
     def events(self) -> list[dict[str, Any]]:
-        """The events, times in microseconds."""
+        """A few iterations as events of a Chrome trace, times in microseconds."""
+
+    def schedule(self, updates: int | None, samples_per_s: float) -> Schedule:
+        """The schedule of so many updates; the throughput is noted in it."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,13 +314,36 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : the prediction is coarse, or was read back from JSON.
         """
+        return {"traceEvents": self._job("trace").events(), "displayTimeUnit": "ms"}
+
+    def schedule(self, updates: int | None = None) -> Schedule:
+        """Which gradient is computed on which model, and when it is applied, from the start of
+        training until ``updates`` gradients have been applied.
+
+        By default 1000 for each worker, at most 100 000. The job is simulated again for it.
+
+        Raises
+        ------
+        InputError : the prediction is coarse, or was read back from JSON; ``updates`` is no
+            positive whole number.
+        TooLargeError : it takes more operations than the prediction was allowed (``max_ops``).
+        """
+        return self._job("schedule").schedule(updates, self.throughput_samples_per_s)
+
+    def _job(self, what: str) -> Timeline:
+        """The job, to be simulated again for what is asked.
+
+        Raises
+        ------
+        InputError : the prediction is coarse, or was read back from JSON.
+        """
         if self.fidelity == "coarse":
-            raise InputError("trace: a coarse prediction has no timeline; needs fidelity fine")
+            raise InputError(f"{what}: a coarse prediction has no timeline; needs fidelity fine")
         if self.timeline is None:
             raise InputError(
-                "a prediction read back from JSON has no job to trace: predict it anew"
+                f"a prediction read back from JSON has no job for a {what}: predict it anew"
             )
-        return {"traceEvents": self.timeline.events(), "displayTimeUnit": "ms"}
+        return self.timeline
 
 
 def percentile(histogram: Mapping[int, int], fraction: float) -> int:

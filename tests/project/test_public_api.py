@@ -35,6 +35,7 @@ NAMES = [
     "PerfmodelError",
     "Prediction",
     "Profile",
+    "Schedule",
     "Server",
     "Source",
     "Straggler",

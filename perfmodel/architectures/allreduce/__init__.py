@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.architectures.allreduce.formulas import exact, leaves_out, operation_of, phases
-from perfmodel.architectures.allreduce.graph import build
+from perfmodel.architectures.allreduce.graph import build, meaning
 from perfmodel.architectures.allreduce.messages import messages_of, reduction_of
 from perfmodel.architectures.allreduce.options import Options
 from perfmodel.architectures.allreduce.variants import VARIANTS
@@ -81,5 +81,6 @@ ARCHITECTURE = Architecture(
     notes=notes,
     variants=VARIANTS,
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

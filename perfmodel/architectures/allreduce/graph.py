@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
@@ -15,6 +17,7 @@ from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
+    log_steps,
     stagger_s,
 )
 from perfmodel.base.arrays import Floats, Ids
@@ -23,6 +26,9 @@ from perfmodel.graph.op_graph import MOST_UNITS, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.theory import collective_schedules, collective_times
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 class End(msgspec.Struct, frozen=True, eq=False):
@@ -98,7 +104,21 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     counter = b.counters(end.updates.ravel()).reshape(end.updates.shape)
     group = workers.index[:, None]
     b.probe("staleness", end.updates, end.updates, lag=1, counter=counter, group=group)
+    log_steps(b, workers, central=True)
+    b.log("update", end.updates)
     return b.build(device=workers.device, mark=end.mark, count=job.workers if fold else 1)
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Replicas of one model, updated as a whole or, with cross_barrier, layer by layer."""
+    from perfmodel.architectures.parts.recorder import Recorder, replicas
+
+    slices = [float(job.workload.gradient_bytes)]
+    if Options.of(job).cross_barrier and job.workers > 1:
+        layers = np.unique(messages_of(job).part_layer)
+        slices = [sum(expanded(job.workload).layers[k].tensor_bytes) for k in layers.tolist()]
+    recorder = Recorder(job.workers, slices, central=True)
+    return recorder, replicas(recorder)
 
 
 def _add_collectives(

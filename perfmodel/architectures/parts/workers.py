@@ -223,6 +223,13 @@ def add_optimizer(b: GraphBuilder, job: Job, workers: Workers) -> Ids:
     return optimizer
 
 
+def log_steps(b: GraphBuilder, workers: Workers, *, central: bool = False) -> None:
+    """Log where steps begin, and where the parameters of a gradient are all there: as the first
+    layer begins or, where slices of the centre arrive one by one, as the last one does."""
+    b.log("begin", workers.forward[:, 0], at_ready=True)
+    b.log("gradient", workers.forward[:, -1 if central else 0], at_ready=True)
+
+
 def stagger_s(job: Job) -> Floats:
     """Time within which each worker starts: its iteration without contention, (workers,).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.architectures.ps.variants import VARIANTS
 from perfmodel.inputs.job import Job
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Meaning, Recorder
 
 
 def server_bytes(job: Job) -> float:
@@ -43,6 +47,13 @@ def traffic(job: Job) -> Traffic | None:
     pulled = job.workload.gradient_bytes
     pushed, each = pulled * options.sent_share, job.workers / options.servers
     return Traffic(pushed, pulled, each * pulled, each * pushed)
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Reads of slices of the centre, and updates of them."""
+    from perfmodel.architectures.ps import recording
+
+    return recording.meaning(job)
 
 
 ARCHITECTURE = Architecture(
@@ -76,5 +87,6 @@ ARCHITECTURE = Architecture(
     group=group,
     variants=VARIANTS,
     traffic=traffic,
+    meaning=meaning,
     coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
 )

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.architectures.parts.network import Network, homes_of, node_names
-from perfmodel.architectures.parts.workers import Workers, add_workers, stagger_s
+from perfmodel.architectures.parts.workers import Workers, add_workers, log_steps, stagger_s
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import Floats, Ids, ranked
@@ -82,6 +82,7 @@ class _Builder:
             within_s = stagger_s(self.job)[self.pushers.worker]
             b.stagger(pull, np.broadcast_to(within_s[:, None], pull.shape))
         self._probes(push, update, pull, fresh)
+        self._log(update, pull, fresh)
         return b.build(device=workers.device, mark=workers.backward[:, 0])
 
     # -- messages ------------------------------------------------------------------------------
@@ -347,6 +348,8 @@ class _Builder:
         b.edge(enough, reply, lag=1)
         b.edge(own, reply, lag=1)
         b.edge(reply[:, None], pull)
+        b.log("own", own)
+        b.log("reply", reply, at_ready=True)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -360,6 +363,13 @@ class _Builder:
             b.edge(push[self.pushers.of], workers.forward[:, :1], lag=1)
         waiting = workers.forward[:, slices.layer] if options.overlap else workers.forward[:, :1]
         b.edge(arrived, waiting, lag=lag)
+
+    def _log(self, update: Ids, pull: Ids, fresh: Ids) -> None:
+        """What a schedule is recorded by, see :mod:`perfmodel.architectures.ps.recording`."""
+        log_steps(self.b, self.workers, central=True)
+        self.b.log("update", update if self.options.sync == "ssp" else fresh)
+        if self.options.sync != "asp":
+            self.b.log("read", pull, at_ready=True)
 
     def _probes(self, push: Ids, update: Ids, pull: Ids, fresh: Ids) -> None:
         b, options = self.b, self.options

@@ -1,0 +1,254 @@
+"""Writes down what a simulation's ops mean for training: reads, gradients, updates and averages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import NONE
+from perfmodel.results.schedule import CENTRE, COLUMNS, NO_MODEL, WHOLE, Event, Header, Schedule
+
+Handler = Callable[[int, int], None]
+"""What is done as a logged op is ready or ends: given its index in the block that is logged,
+flattened, and the number of the alternative that it has drawn."""
+
+READ, GRADIENT, APPLY, MIX, DROP = (int(event) for event in Event)
+
+MOST_KEPT = 100_000
+"""Rows that are kept one by one before they become arrays."""
+
+_Row = tuple[int, int, int, int, int, float]
+"""The columns worker, step, model, other, slice and weight of a row."""
+
+_SLICE, _WEIGHT, _GROUP, _VERSION = (
+    list(COLUMNS).index(name) for name in ("slice", "weight", "group", "version")
+)
+
+Meaning = Mapping[str, Handler]
+"""What logged ops mean, by their labels."""
+
+
+class Mix(NamedTuple):
+    """A part ``weight`` of the way from a model to a version of an ``other``."""
+
+    other: int
+    version: int
+    weight: float
+
+
+class Message(NamedTuple):
+    """A model on its way: its version, and its weight in a mean."""
+
+    sender: int
+    receiver: int
+    version: int
+    weight: float
+
+
+class Recorder:
+    """Collects the rows of a schedule; ``now`` (s) is the time of what is recorded next.
+
+    ``slices`` are the bytes of each slice. With ``central`` workers compute gradients on what they
+    have read from the centre, else on their own models.
+    """
+
+    def __init__(self, workers: int, slices: Sequence[float], *, central: bool) -> None:
+        self.workers, self.slices, self.central = workers, tuple(slices), central
+        self.now = 0.0
+        self.begins_s = [0.0] * workers
+        self.applied = 0
+        """Gradients that have been applied, once for each slice."""
+        self._steps = [0] * workers
+        self._versions = [[0] * len(self.slices) for _ in range(workers + 1)]  # CENTRE is last
+        self._read = [[0] * len(self.slices) for _ in range(workers)]
+        self._next = [[0] * len(self.slices) for _ in range(workers)]
+        self._done: list[list[NDArray[Any]]] = []
+        self._rows: list[tuple[Any, ...]] = []
+        self._groups = 0
+        self._run = _Run(len(self.slices))
+
+    def version(self, model: int, slice: int = WHOLE) -> int:
+        """Groups of rows that have changed a slice of a model so far; NONE where slices differ."""
+        return _same(self._versions[model]) if slice == WHOLE else self._versions[model][slice]
+
+    def begin(self, worker: int, _drawn: int) -> None:
+        """A worker begins a step; when it begins the first one is noted."""
+        if self._steps[worker] == 0:
+            self.begins_s[worker] = self.now
+
+    def read(self, worker: int, slice: int = WHOLE) -> None:
+        """A worker takes a slice of the centre, for its next gradient."""
+        of = range(len(self.slices)) if slice == WHOLE else (slice,)
+        for k in of:
+            self._read[worker][k] = self._versions[CENTRE][k]
+        version = self.version(CENTRE, slice)
+        step = self._steps[worker]
+        self._add(READ, (worker, step, worker, CENTRE, slice, 0.0), version)
+        self._groups += 1
+
+    def gradient(self, worker: int, _drawn: int = NONE) -> None:
+        """A worker computes a gradient on the parameters that it has."""
+        step, model = self._steps[worker], CENTRE if self.central else worker
+        self._steps[worker] = step + 1
+        version = _same(self._read[worker] if self.central else self._versions[worker])
+        self._add(GRADIENT, (worker, step, model, NO_MODEL, WHOLE, 0.0), version)
+        self._groups += 1
+
+    def drop(self, worker: int) -> None:
+        """A worker's oldest gradient that has not been applied is thrown away."""
+        step = self._taken(worker, WHOLE)
+        row = (worker, step, CENTRE, NO_MODEL, WHOLE, 0.0)
+        self._add(DROP, row, self.version(CENTRE))
+        self._groups += 1
+
+    def apply(
+        self,
+        model: int,
+        workers: Iterable[int],
+        weight: float = 1.0,
+        slice: int = WHOLE,
+        mixes: Iterable[Mix] = (),
+    ) -> None:
+        """A model takes in other models, and then the oldest gradients of ``workers`` that have not
+        been applied to this slice of it, each with this weight: together one version."""
+        for other, version, part in mixes:
+            self.part(model, Mix(other, version, part), model, slice)
+        made = self._made(model, slice)
+        for worker in workers:
+            step = self._taken(worker, slice)
+            self._add(APPLY, (worker, step, model, NO_MODEL, slice, weight), made)
+            self.applied += len(self.slices) if slice == WHOLE else 1
+        self.together((model,), slice)
+
+    def part(self, model: int, mix: Mix, worker: int, slice: int = WHOLE) -> None:
+        """A model takes in a part of another, together with what follows until :meth:`together`.
+
+        ``worker`` is the one that causes it. A part of the model itself as it is changes nothing.
+        """
+        if mix.other == model and mix.version == self.version(model, slice):
+            return
+        row = (worker, NONE, model, mix.other, slice, mix.weight)
+        self._add(MIX, row, self._made(model, slice), mix.version)
+
+    def together(self, models: Iterable[int], slice: int = WHOLE) -> None:
+        """The parts since the last call take effect, and make a version of each of these models."""
+        self._groups += 1
+        for model in models:
+            for k in range(len(self.slices)) if slice == WHOLE else (slice,):
+                self._versions[model][k] += 1
+
+    def close(self) -> None:
+        """The rows since the last call are all that happens at once.
+
+        Where the same has happened to one slice after the other, and nothing in between, these rows
+        become rows of the whole model.
+        """
+        if self._run.extend(self._rows):
+            self._groups = self._rows[-1][_GROUP] + 1
+        if len(self._rows) > MOST_KEPT:
+            self._pack(self._run.start)
+
+    def schedule(self, **known: Any) -> Schedule:
+        """The schedule so far; ``known`` are the other fields of its header."""
+        self._pack(len(self._rows))
+        header = Header(
+            workers=self.workers, slices=self.slices, begins_s=tuple(self.begins_s), **known
+        )
+        columns = zip(COLUMNS, zip(*self._done, strict=True), strict=True)
+        return Schedule(header, **{name: np.concatenate(parts) for name, parts in columns})
+
+    def _pack(self, count: int) -> None:
+        """Turn the first ``count`` rows into arrays, which take less memory."""
+        columns = list(zip(*self._rows[:count], strict=True)) or [()] * len(COLUMNS)
+        kinds = zip(columns, COLUMNS.values(), strict=True)
+        self._done.append([np.array(values, kind) for values, kind in kinds])
+        del self._rows[:count]
+        self._run.shift(count)
+
+    def _made(self, model: int, slice: int) -> int:
+        """The version of a model that the present group makes."""
+        version = self.version(model, slice)
+        return NONE if version == NONE else version + 1
+
+    def _taken(self, worker: int, slice: int) -> int:
+        """The step of a worker's oldest gradient that was not yet taken for a slice; takes it."""
+        taken = self._next[worker]
+        step = taken[max(slice, 0)]
+        for k in range(len(self.slices)) if slice == WHOLE else (slice,):
+            taken[k] += 1
+        return step
+
+    def _add(self, event: int, row: _Row, version: int, other_version: int = NONE) -> None:
+        self._rows.append((self.now, event, *row, self._groups, version, other_version))
+
+
+class _Run:
+    """Rows of one slice after the other, to which the same happens.
+
+    ``start`` is the index of its first row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width, self.start, self._end = width, 0, 0
+        self._slices: set[int] = set()
+        self._what: list[tuple[Any, ...]] = []
+
+    def extend(self, rows: list[tuple[Any, ...]]) -> bool:
+        """Whether the rows that are new complete a run; it is then replaced by rows of WHOLE."""
+        if len(rows) == self._end:
+            return False
+        new = rows[self._end :]
+        first = new[0][_GROUP]
+        what = [(row[1:_SLICE], row[_WEIGHT], row[_GROUP] - first, row[_VERSION:]) for row in new]
+        slice = new[0][_SLICE]
+        if len(new) > 1 and any(row[_SLICE] != slice for row in new):
+            slice = WHOLE
+        alike = what == self._what and slice not in self._slices
+        if not alike:
+            self.start, self._what = self._end, what
+            self._slices.clear()
+        self._end = len(rows)
+        self._slices.add(slice)
+        if slice == WHOLE or len(self._slices) < self._width:
+            return False
+        base = rows[self.start][_GROUP] - first
+        whole = [
+            (*row[:_SLICE], WHOLE, row[_WEIGHT], row[_GROUP] + base, *row[_VERSION:]) for row in new
+        ]
+        rows[self.start :] = whole
+        self._end = self.start = len(rows)
+        self._what = []
+        self._slices.clear()
+        return True
+
+    def shift(self, count: int) -> None:
+        """The first rows, before the run, were taken away."""
+        self.start, self._end = max(self.start - count, 0), self._end - count
+
+
+def _same(versions: Sequence[int]) -> int:
+    """The version of all slices, NONE where they differ."""
+    return versions[0] if versions.count(versions[0]) == len(versions) else NONE
+
+
+def replicas(recorder: Recorder) -> Meaning:
+    """Workers that apply the same mean gradient, each to its own copy of the one model.
+
+    Logged are the ops "update" (workers, slices). As the first worker has updated a slice, that is
+    a new version of it, which each reads as it has updated its own copy.
+    """
+    width = len(recorder.slices)
+    done = [[0] * width for _ in range(recorder.workers)]
+
+    def update(index: int, _drawn: int) -> None:
+        worker, k = divmod(index, width)
+        if done[worker][k] == recorder.version(CENTRE, k):
+            everyone = range(recorder.workers)
+            recorder.apply(CENTRE, everyone, 1.0 / recorder.workers, k)
+        done[worker][k] += 1
+        recorder.read(worker, k)
+
+    return {"update": update}

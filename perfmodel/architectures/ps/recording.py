@@ -1,0 +1,85 @@
+"""What the ops of a parameter server mean for training."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
+from perfmodel.architectures.ps.options import Options
+from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.base.arrays import ranked
+from perfmodel.inputs.job import Job
+from perfmodel.results.schedule import CENTRE
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Reads of slices of the centre, and updates of them by one gradient, or by several.
+
+    Under asp a worker reads a slice as its own push of it has been applied, else as the reply or
+    the pull begins.
+    """
+    options, slices = Options.of(job), slices_of(job.workload, Options.of(job))
+    recorder = Recorder(job.workers, slices.bytes.tolist(), central=True)
+    if options.sync == "bsp":
+        read = _read(job, recorder, aggregated=options.local_aggregation)
+        if options.backup_workers:
+            return recorder, {"read": read, **_quorum(recorder, options.backup_workers)}
+
+        def update(slice: int, _drawn: int) -> None:
+            recorder.apply(CENTRE, range(job.workers), 1.0 / job.workers, slice)
+
+        return recorder, {"read": read, "update": update}
+    gathered: list[list[int]] = [[] for _ in recorder.slices]
+
+    def gather(index: int, _drawn: int) -> None:
+        worker, k = divmod(index, len(gathered))
+        gathered[k].append(worker)
+        if len(gathered[k]) == options.softsync:
+            recorder.apply(CENTRE, gathered[k], 1.0 / options.softsync, k)
+            gathered[k] = []
+        if options.sync == "asp":
+            recorder.read(worker, k)
+
+    return recorder, {"read": _read(job, recorder), "update": gather}
+
+
+def _read(job: Job, recorder: Recorder, *, aggregated: bool = False) -> Handler:
+    """A pull, for the worker itself or, with aggregation, for all workers of its node."""
+    members = [[worker] for worker in range(job.workers)]
+    if aggregated:
+        node = [job.cluster.node_of_worker(worker) for worker in range(job.workers)]
+        of, first = ranked(np.array(node))
+        members = [np.flatnonzero(of == of[k]).tolist() for k in first.tolist()]
+        members = [members[k] for k in np.argsort(of[first])]
+
+    def read(index: int, _drawn: int) -> None:
+        pusher, k = divmod(index, len(recorder.slices))
+        for worker in members[pusher]:
+            recorder.read(worker, k)
+
+    return read
+
+
+def _quorum(recorder: Recorder, spare: int) -> Meaning:
+    """The first gradients of an iteration are applied; those that come later are dropped."""
+    needed = recorder.workers - spare
+    iteration = [0] * recorder.workers
+    gathered: list[list[int]] = [[]]  # of each iteration
+    updates = [0] * len(recorder.slices)
+
+    def reply(worker: int, _drawn: int) -> None:
+        iteration[worker] = len(gathered) - 1
+
+    def own(worker: int, _drawn: int) -> None:
+        if iteration[worker] < len(gathered) - 1:
+            recorder.drop(worker)
+            return
+        gathered[-1].append(worker)
+        if len(gathered[-1]) == needed:
+            gathered.append([])
+
+    def update(slice: int, _drawn: int) -> None:
+        recorder.apply(CENTRE, gathered[updates[slice]], 1.0 / needed, slice)
+        updates[slice] += 1
+
+    return {"reply": reply, "own": own, "update": update}

@@ -1,0 +1,94 @@
+"""Records a job's schedule: its simulation from the start as reads, gradients and updates."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from perfmodel.architectures.base import architecture_of
+from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
+from perfmodel.base.errors import InputError, TooLargeError, whole_number
+from perfmodel.base.files import finite
+from perfmodel.engine import codes
+from perfmodel.engine.run import Simulation
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.predicting import budget
+from perfmodel.results.schedule import MOST_ROWS, MOST_SLICES, Schedule
+
+PER_WORKER, MOST_BY_DEFAULT = 1000, 100_000
+"""Updates of a schedule where their number is not given: for each worker, and at most."""
+
+LOOKS = 8
+"""Looks at the log, at least, until a schedule is complete."""
+
+
+def schedule_of(job: Job, updates: int | None, *, max_ops: float, samples_per_s: float) -> Schedule:
+    """The schedule of a job from its start until ``updates`` gradients have been applied.
+
+    ``samples_per_s`` is noted in it.
+
+    Raises
+    ------
+    InputError : ``updates`` is not in 1 to MOST_ROWS; the architecture does not say what its ops
+        mean.
+    TooLargeError : it takes more than ``max_ops`` operations.
+    """
+    if updates is None:
+        updates = min(PER_WORKER * job.workers, MOST_BY_DEFAULT)
+    whole_number("updates", updates, at_most=MOST_ROWS)
+    architecture = architecture_of(job)
+    if architecture.meaning is None:
+        raise InputError(f"schedule: {architecture.name} does not say what its operations mean")
+    recorder, meaning = architecture.meaning(job)
+    if len(recorder.slices) > MOST_SLICES:
+        raise InputError(
+            f"schedule: at most {MOST_SLICES} slices, the job has {len(recorder.slices)}"
+        )
+    graph = budget.built(job, architecture.build, max_ops, iterations=1)
+    rounds = math.ceil(updates / job.workers)
+    if (cost := budget.SimulationCost(graph.n_ops, rounds)).ops > max_ops:
+        raise TooLargeError(
+            f"schedule: {updates} updates take {cost.text}, and max_ops is {max_ops:g}; record at "
+            f"most {max_ops / graph.n_ops * job.workers:.0f}, or predict with a larger max_ops"
+        )
+    with Simulation(graph, job.seed, log=True) as run:
+        listener, goal = Listener(graph, recorder, meaning), updates * len(recorder.slices)
+        while not listener.hear(run, goal):
+            left = (goal - recorder.applied) / len(recorder.slices) / job.workers
+            run.advance(run.rounds + max(min(math.ceil(left), rounds // LOOKS), 1))
+    options = finite(msgspec.to_builtins(job.options), "inf")
+    return recorder.schedule(
+        batch_size=job.workload.batch_size,
+        architecture=architecture.name,
+        options=options,
+        samples_per_s=samples_per_s,
+        seed=job.seed,
+    )
+
+
+class Listener:
+    """Hands what is logged of a graph's ops to the handlers of their labels."""
+
+    def __init__(self, graph: OpGraph, recorder: Recorder, meaning: Meaning) -> None:
+        self._recorder = recorder
+        handlers = {"begin": recorder.begin, "gradient": recorder.gradient, **meaning}
+        self._heard: dict[int, list[tuple[Handler, int]]] = {}
+        for logged in graph.logged:
+            code = codes.LOG_READY if logged.at_ready else codes.LOG_END
+            for index, op in enumerate(logged.ops.ravel().tolist()):
+                self._heard.setdefault(4 * op + code, []).append((handlers[logged.label], index))
+
+    def hear(self, run: Simulation, goal: float = math.inf) -> bool:
+        """Whether ``goal`` gradients, once for each slice, have been applied by what was logged
+        since the last call, or before; the rest of the log is then left out."""
+        recorder, log = self._recorder, run.log()
+        for time_s, what, drawn in zip(*(column.tolist() for column in log), strict=True):
+            if recorder.applied >= goal:
+                break
+            recorder.now = time_s
+            for handler, index in self._heard[what]:
+                handler(index, drawn)
+            recorder.close()
+        return recorder.applied >= goal

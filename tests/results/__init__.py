@@ -1,0 +1,1 @@
+"""Tests of both routes, and of each against the other."""
