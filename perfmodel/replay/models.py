@@ -47,11 +47,6 @@ class Models:
         """Keep these versions when they are overwritten, for as many uses."""
         self._old = dict(old)
 
-    @property
-    def kept(self) -> int:
-        """How many old versions of slices are kept at present."""
-        return len(self._kept)
-
     def view(self, model: int, part: int) -> Floats:
         """Parameters of a slice (or WHOLE) of a model."""
         return self._views[model][part]

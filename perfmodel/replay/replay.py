@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import inf, isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -225,13 +226,11 @@ class _Replay:
             return  # it is thrown away, and nobody will know
         parameters = self.models.view(row.model, WHOLE)
         loss, gradient = self.task.gradient(parameters, indices)
+        if not isfinite(loss):
+            raise _Diverged("the loss of a batch is not finite")
         self.batch_loss += (loss - self.batch_loss) / AVERAGED
-        if not self.batch_loss < self.most_loss:
-            raise _Diverged(
-                f"the loss of batches is over {DIVERGED:g} times that before training"
-                if np.isfinite(loss)
-                else "the loss of a batch is not finite"
-            )
+        if self.batch_loss > self.most_loss:
+            raise _Diverged(f"the loss of batches is over {DIVERGED:g} times that before training")
         if at_worker:
             if optimizer.weight_decay:
                 gradient += optimizer.weight_decay * parameters
@@ -291,11 +290,11 @@ class _Replay:
             models.view(CENTRE, WHOLE) if self.plan.has_centre else models.values[:-1].mean(axis=0)
         )
         loss, accuracy = self.task.evaluate(parameters)
-        if not np.isfinite(loss):
+        if not isfinite(loss):
             raise _Diverged("the loss on the test samples is not finite")
         if not self.points:
             self.batch_loss = loss
-            self.most_loss = DIVERGED * loss if loss > 0.0 else np.inf
+            self.most_loss = DIVERGED * loss if loss > 0.0 else inf
         if self.noise_batches:
             self.noise.append(
                 measure_noise(
