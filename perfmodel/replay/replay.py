@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import inf, isfinite
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,12 +12,13 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.replay.batches import Batches
 from perfmodel.replay.curve import Curve, Divergence
-from perfmodel.replay.models import Models, bounds
+from perfmodel.replay.models import Models, edges_of
 from perfmodel.replay.noise_scale import GradientNoise, measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.plan import make_plan
+from perfmodel.replay.rows import Row, rows_of
 from perfmodel.replay.tasks import Task
-from perfmodel.results.schedule import CENTRE, WHOLE, Event, Schedule
+from perfmodel.results.schedule import CENTRE, Event, Schedule
 
 DIVERGED = 5.0
 """Training has diverged when the averaged loss of batches exceeds the initial loss that often."""
@@ -32,25 +32,8 @@ _ROWS = 1 << 16
 READ, GRADIENT, APPLY, MIX = map(int, (Event.READ, Event.GRADIENT, Event.APPLY, Event.MIX))
 """Plain numbers, which compare faster."""
 
-
-class Row(NamedTuple):
-    """A row of a schedule, and what the plan knows of it."""
-
-    event: int
-    worker: int
-    step: int
-    model: int
-    other: int
-    slice: int
-    weight: float
-    version: int
-    other_version: int
-    applied: bool
-    last: bool
-    staleness: float
-
-
-COLUMNS = Row._fields[:9]
+Slices = tuple[int, int, int]
+"""A model, the first of its slices, and the one after the last."""
 
 
 def replay(
@@ -71,7 +54,8 @@ def replay(
     Parameters
     ----------
     seed : of the initial parameters and of the order of the samples.
-    evaluations : how many, at equal distances in samples, besides the one before training.
+    evaluations : how many, at equal distances in samples, besides the one before training; the
+        last is at the end of the schedule.
     noise_batches : measure the gradient noise at each evaluation with that many more batches.
 
     Raises
@@ -108,9 +92,9 @@ class _Replay:
                 f"task {task.name}: expected {task.parameters} initial parameters, got an array of "
                 f"shape {initial.shape}"
             )
-        slices = bounds(task.parameters, header.slices)
-        self.models = Models(initial, header.workers, slices, optimizer)
-        self.models.keep(self.plan.old)
+        self.slices = len(header.slices)
+        edges = edges_of(task.parameters, header.slices)
+        self.models = Models(initial, header.workers, edges, optimizer, self.plan.old)
         self.batches = Batches(task.samples, header.workers, header.batch_size, seed)
         self.gradients: dict[tuple[int, int], Floats] = {}
         self.velocity: dict[int, Floats] = {}
@@ -124,8 +108,7 @@ class _Replay:
     def go(self, evaluations: int) -> None:
         """Replay all rows, or those before training diverges."""
         total = int((self.plan.last & (self.schedule.event == APPLY)).sum())
-        due = [total * (k + 1) // evaluations for k in range(evaluations)]
-        due = [count for k, count in enumerate(due) if count and count not in due[:k]]
+        due = sorted({total * k // evaluations for k in range(1, evaluations)} - {0})
         time_s = 0.0
         try:
             self._evaluate(time_s)
@@ -137,6 +120,8 @@ class _Replay:
                 if due and self.done >= due[0]:
                     due = [count for count in due if count > self.done]
                     self._evaluate(time_s)
+            if total:
+                self._evaluate(time_s)
         except _Diverged as seen:
             self.divergence = Divergence(self._updates, self._samples, time_s, str(seen))
 
@@ -160,7 +145,7 @@ class _Replay:
 
     @property
     def _updates(self) -> int:
-        return self.steps // len(self.schedule.header.slices)
+        return self.steps // self.slices
 
     @property
     def _samples(self) -> int:
@@ -168,9 +153,7 @@ class _Replay:
 
     def _groups(self) -> Iterator[tuple[float, list[Row]]]:
         """Time and rows of each group."""
-        plan, ends = self.plan, self.plan.bounds
-        columns = [getattr(self.schedule, name) for name in COLUMNS]
-        columns += [plan.applied, plan.last, plan.staleness]
+        time_s, columns, ends = rows_of(self.schedule, self.plan)
         group = 0
         while group < len(ends) - 1:
             after = int(np.searchsorted(ends, ends[group] + _ROWS, "right")) - 1
@@ -178,7 +161,7 @@ class _Replay:
             begin, end = int(ends[group]), int(ends[after])
             lists = [column[begin:end].tolist() for column in columns]
             rows = list(map(Row._make, zip(*lists, strict=True)))
-            times = self.schedule.time_s[begin:end].tolist()
+            times = time_s[begin:end].tolist()
             for first, last in pairwise((ends[group : after + 1] - begin).tolist()):
                 yield times[first], rows[first:last]
             group = after
@@ -188,30 +171,31 @@ class _Replay:
         if row.event == GRADIENT:
             self._gradient(row)
         elif row.event == READ:
-            self.models.read(row.worker, row.slice)
+            self.models.read(row.worker, row.first, row.after)
         elif row.event == APPLY:
             self._apply((row,))
         elif row.event == MIX:
-            self._mix({(row.model, row.slice): [row]})
+            self._mix({(row.model, row.first, row.after): [row]})
         else:
             self._drop(row)
 
     def _together(self, rows: Sequence[Row]) -> None:
         """Rows that take effect together, on the values before any of them."""
-        mixes: dict[tuple[int, int], list[Row]] = {}
-        applies: dict[tuple[int, int], list[Row]] = {}
+        mixes: dict[Slices, list[Row]] = {}
+        applies: dict[Slices, list[Row]] = {}
         reads = []
         for row in rows:
+            target = (row.model, row.first, row.after)
             if row.event == APPLY:
-                applies.setdefault((row.model, row.slice), []).append(row)
+                applies.setdefault(target, []).append(row)
             elif row.event == MIX:
-                mixes.setdefault((row.model, row.slice), []).append(row)
+                mixes.setdefault(target, []).append(row)
             elif row.event == READ:
                 reads.append(row)
             else:
                 self._alone(row)
         for row in reads:
-            self.models.read(row.worker, row.slice)
+            self.models.read(row.worker, row.first, row.after)
         if mixes:
             self._mix(mixes)
         for each in applies.values():
@@ -224,7 +208,7 @@ class _Replay:
         at_worker = optimizer.momentum_at == "worker"
         if not (row.applied or (at_worker and optimizer.momentum)):
             return  # it is thrown away, and nobody will know
-        parameters = self.models.view(row.model, WHOLE)
+        parameters = self.models.view(row.model, 0, self.slices)
         loss, gradient = self.task.gradient(parameters, indices)
         if not isfinite(loss):
             raise _Diverged("the loss of a batch is not finite")
@@ -245,13 +229,13 @@ class _Replay:
     def _apply(self, rows: Sequence[Row]) -> None:
         """One step of the optimizer, on one slice of one model, with the gradients of rows."""
         total: Floats | None = None
-        model, part = rows[0].model, rows[0].slice
+        models, model, first, after = self.models, rows[0].model, rows[0].first, rows[0].after
         for row in rows:
             weight = row.weight
             if self.optimizer.by_staleness:
                 weight /= row.staleness + 1.0
             key = (row.worker, row.step)
-            gradient = self.models.part(self.gradients[key], part) * weight
+            gradient = models.part(self.gradients[key], first, after) * weight
             if total is None:
                 total = gradient
             else:
@@ -262,21 +246,21 @@ class _Replay:
         if not self.optimizer.is_constant:
             epochs = self._samples / self.task.samples
             self.rate = self.optimizer.rate(epochs, self.plan.gathered)
-        self.models.written(model, part, rows[0].version)
+        models.overwritten(model, first, after, rows[0].version)
         assert total is not None
-        self.models.step(model, part, total, self.rate)
-        self.steps += len(self.models.slices) if part == WHOLE else 1
+        models.step(model, first, after, total, self.rate)
+        self.steps += after - first
 
-    def _mix(self, targets: dict[tuple[int, int], list[Row]]) -> None:
+    def _mix(self, targets: dict[Slices, list[Row]]) -> None:
         """Mix models into slices of models, all on the values before any of them."""
         models = self.models
         new = {
             target: models.mixed(*target, [(r.other, r.weight, r.other_version) for r in rows])
             for target, rows in targets.items()
         }
-        for (model, part), values in new.items():
-            models.written(model, part, targets[model, part][0].version)
-            models.view(model, part)[:] = values
+        for target, values in new.items():
+            models.overwritten(*target, targets[target][0].version)
+            models.view(*target)[:] = values
 
     def _drop(self, row: Row) -> None:
         """The gradient is thrown away, here at least."""
@@ -287,7 +271,9 @@ class _Replay:
         """Loss and accuracy of the centre, or of the mean of all workers' models."""
         models = self.models
         parameters = (
-            models.view(CENTRE, WHOLE) if self.plan.has_centre else models.values[:-1].mean(axis=0)
+            models.view(CENTRE, 0, self.slices)
+            if self.plan.has_centre
+            else models.values[:-1].mean(axis=0)
         )
         loss, accuracy = self.task.evaluate(parameters)
         if not isfinite(loss):

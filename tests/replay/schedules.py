@@ -188,6 +188,35 @@ def asp(
     return w.schedule()
 
 
+def pushed_in_parts(workers: int, updates: int, slices: int, batch_size: int = 8) -> Schedule:
+    """As :func:`asp`, but slices of several workers come in between each other."""
+    w = Writer(workers, [1.0 + k % 3 for k in range(slices)], batch_size)
+    rng = np.random.default_rng(7)
+    queue: list[tuple[float, int, int]] = []
+    pending: dict[int, Gradient] = {}
+
+    def begin(worker: int) -> None:
+        pending[worker] = w.gradient(worker)
+        done_s = w.time_s + float(rng.uniform(0.3, 0.6))
+        for part in range(slices):
+            heapq.heappush(queue, (done_s + 0.5 * (part + rng.uniform()) / slices, worker, part))
+
+    for worker in range(workers):
+        w.read(worker)
+        begin(worker)
+    left = [slices] * workers
+    for _ in range(updates * slices):
+        w.time_s, worker, part = heapq.heappop(queue)
+        w.apply([pending[worker]], part=part)
+        w.end()
+        w.read(worker, part)
+        left[worker] -= 1
+        if not left[worker]:
+            left[worker] = slices
+            begin(worker)
+    return w.schedule()
+
+
 def ssp_0(workers: int, rounds: int, batch_size: int = 8) -> Schedule:
     """Stale synchronous with bound 0: all read, then each gradient is applied as it comes."""
     w = Writer(workers, batch_size=batch_size)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from perfmodel.base.errors import InputError
-from perfmodel.replay.models import Models, bounds
+from perfmodel.replay.models import Models, edges_of
 from perfmodel.replay.optimizer import Optimizer
-from perfmodel.results.schedule import CENTRE, WHOLE
+from perfmodel.results.schedule import CENTRE
 
 
 def test_the_defaults_are_a_constant_rate() -> None:
@@ -50,10 +50,9 @@ def test_wrong_values_are_refused(given: dict[str, Any], said: str) -> None:
 
 
 def test_slices_are_contiguous_and_in_proportion() -> None:
-    assert bounds(10, (100.0, 300.0, 100.0)) == [slice(0, 2), slice(2, 8), slice(8, 10)]
-    assert bounds(3, (5.0,)) == [slice(0, 3)]
-    parts = bounds(7, (1.0, 1.0, 1.0, 1.0))
-    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(7))
+    assert edges_of(10, (100.0, 300.0, 100.0)) == [0, 2, 8, 10]
+    assert edges_of(3, (5.0,)) == [0, 3]
+    assert edges_of(2, (1.0, 1.0, 1.0, 1.0)) == [0, 0, 1, 2, 2]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -65,9 +64,9 @@ def test_steps_are_those_of_pytorch(momentum: float, decay: float) -> None:
     parameter = torch.nn.Parameter(torch.tensor(start))
     theirs = torch.optim.SGD([parameter], lr=0.1, momentum=momentum, weight_decay=decay)
     made = Optimizer(learning_rate=0.1, momentum=momentum, weight_decay=decay)
-    ours = Models(start, 1, bounds(5, (1.0,)), made)
+    ours = Models(start, 1, [0, 5], made, {})
     for gradient in gradients:
         parameter.grad = torch.tensor(gradient)
         theirs.step()
-        ours.step(CENTRE, WHOLE, gradient.copy(), 0.1)
-    np.testing.assert_allclose(ours.view(CENTRE, WHOLE), parameter.detach().numpy(), rtol=1e-13)
+        ours.step(CENTRE, 0, 1, gradient.copy(), 0.1)
+    np.testing.assert_allclose(ours.view(CENTRE, 0, 1), parameter.detach().numpy(), rtol=1e-13)

@@ -15,11 +15,14 @@ from perfmodel.replay.batches import Batches
 from perfmodel.replay.curve import Curve
 from perfmodel.replay.data import mixture
 from perfmodel.replay.optimizer import Optimizer
+from perfmodel.replay.plan import make_plan
 from perfmodel.replay.replay import replay
+from perfmodel.replay.rows import rows_of
 from perfmodel.replay.tasks import Task, network_task
 from perfmodel.results.schedule import CENTRE, Schedule
 from tests.replay import schedules
 from tests.replay.quadratic import Quadratic
+from tests.replay.reference import slow_loss
 from tests.replay.schedules import Writer
 
 TASK = network_task("small", mixture(samples=192, test_samples=50, features=6, classes=3), hidden=5)
@@ -133,6 +136,7 @@ def test_elastic_averaging_has_its_closed_form() -> None:
     for step, pull in moves * rounds:
         expected.append(float((step @ matrix).sum(axis=1)[-1] * 2.0))  # before the pull
         matrix = pull @ step @ matrix
+    expected[-1] = float(matrix.sum(axis=1)[-1] * 2.0)  # the end of the schedule
     np.testing.assert_allclose(curve.loss, 1.0 + 1.5 * np.array(expected) ** 2, **ROUNDING)
 
 
@@ -153,6 +157,35 @@ def test_constant_staleness_is_the_delayed_recursion() -> None:
     for k in range(updates):
         away.append(away[-1] - rate * away[max(0, k - workers + 1)])
     np.testing.assert_allclose(curve.loss, 1.0 + 1.5 * np.array(away) ** 2, **ROUNDING)
+
+
+MANY = {
+    "bsp": schedules.bsp(3, 12, (2.0, 1.0, 4.0)),
+    "asp": schedules.asp(4, 40, (1.0, 3.0)),
+    "in parts": schedules.pushed_in_parts(4, 40, 7),
+    "more slices than parameters": schedules.pushed_in_parts(3, 15, 80),
+    "all-reduce": schedules.all_reduce(3, 12),
+    "local": schedules.local_sgd(3, 12, 3),
+    "easgd": schedules.easgd(3, 12, 0.2),
+}
+
+
+@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM])
+@pytest.mark.parametrize("name", MANY)
+def test_replays_are_those_of_the_words_of_the_format(name: str, optimizer: Optimizer) -> None:
+    loss = run(MANY[name], optimizer).loss[-1]
+    assert loss == pytest.approx(slow_loss(MANY[name], TASK, optimizer), rel=1e-10)
+
+
+def test_canary_another_order_of_updates_is_seen() -> None:
+    schedule = MANY["in parts"]
+    other = schedules.asp(4, 40, schedule.header.slices)
+    assert abs(run(schedule, SGD).loss[-1] - slow_loss(other, TASK, SGD)) > 1e-5
+
+
+def test_slices_that_come_one_by_one_are_put_together() -> None:
+    schedule = schedules.asp(4, 100, [1.0] * 40)  # each worker's slices in a row
+    assert len(rows_of(schedule, make_plan(schedule)).time_s) < 3.1 * 100
 
 
 def test_a_gradient_can_be_divided_by_its_staleness() -> None:
@@ -237,7 +270,7 @@ def peak_bytes(schedule: Schedule, task: Task) -> int:
 
 def test_memory_does_not_grow_with_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS", 64)
-    task = Quadratic(parameters=20_000)
+    task = Quadratic(parameters=100_000)
     short, long = (peak_bytes(schedules.asp(4, updates), task) for updates in (20, 200))
     assert long - short < 8 * task.parameters  # one version more, of 180
     assert short > 5 * 8 * task.parameters  # it is measured at all: 4 workers and the centre
@@ -245,7 +278,7 @@ def test_memory_does_not_grow_with_versions(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_old_versions_are_kept_while_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS", 64)
-    task = Quadratic(parameters=20_000)
+    task = Quadratic(parameters=100_000)
 
     def mixing(rounds: int, age: int) -> Schedule:
         w = Writer(2)
