@@ -208,7 +208,7 @@ class _Replay:
         at_worker = optimizer.momentum_at == "worker"
         if not (row.applied or (at_worker and optimizer.momentum)):
             return  # it is thrown away, and nobody will know
-        parameters = self.models.view(row.model, 0, self.slices)
+        parameters = self.models.view(row.worker, 0, self.slices)
         loss, gradient = self.task.gradient(parameters, indices)
         if not isfinite(loss):
             raise _Diverged("the loss of a batch is not finite")

@@ -39,7 +39,7 @@ def slow_loss(schedule: Schedule, task: Task, optimizer: Optimizer, seed: int = 
             slices = range(len(parts)) if row["slice"] == WHOLE else (row["slice"],)
             worker, model = row["worker"], row["model"]
             if row["event"] == Event.GRADIENT:
-                _, gradient = task.gradient(before[model], batches.take(worker))
+                _, gradient = task.gradient(before[worker], batches.take(worker))
                 gradients[worker, row["step"]] = gradient
             for k in slices:
                 part = parts[k]

@@ -32,6 +32,7 @@ class Writer:
         self.group = 0
         self.changed: set[tuple[int, int]] = set()
         self.time_s = 0.0
+        self.has_reads = False
 
     def end(self) -> None:
         """The rows since the last end take effect together."""
@@ -40,6 +41,7 @@ class Writer:
 
     def read(self, worker: int, part: int = WHOLE) -> None:
         """A group by itself."""
+        self.has_reads = True
         version = self.versions[CENTRE, max(part, 0)]
         self._row(Event.READ, worker, self.steps[worker], worker, CENTRE, part, version=version)
         self.end()
@@ -47,8 +49,8 @@ class Writer:
     def gradient(self, worker: int) -> Gradient:
         """A group by itself."""
         step = self.steps[worker]
-        version = self.versions[worker, 0]
-        self._row(Event.GRADIENT, worker, step, worker, version=version)
+        model = CENTRE if self.has_reads else worker  # where its parameters come from
+        self._row(Event.GRADIENT, worker, step, model, version=self.versions[model, 0])
         self.steps[worker] += 1
         self.end()
         return worker, step
