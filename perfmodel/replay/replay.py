@@ -86,6 +86,7 @@ class _Replay:
         self.schedule, self.task, self.optimizer, self.seed = schedule, task, optimizer, seed
         self.noise_batches = noise_batches
         self.plan = make_plan(schedule)
+        whole_number(f"task {task.name}: samples", task.samples)
         initial = np.asarray(task.initial(seed), np.float64)
         if initial.shape != (task.parameters,):
             raise InputError(
@@ -210,6 +211,11 @@ class _Replay:
             return  # it is thrown away, and nobody will know
         parameters = self.models.view(row.worker, 0, self.slices)
         loss, gradient = self.task.gradient(parameters, indices)
+        if gradient.shape != parameters.shape:
+            raise InputError(
+                f"task {self.task.name}: expected a gradient of {len(parameters)} numbers, got an "
+                f"array of shape {gradient.shape}"
+            )
         if not isfinite(loss):
             raise _Diverged("the loss of a batch is not finite")
         self.batch_loss += (loss - self.batch_loss) / AVERAGED
