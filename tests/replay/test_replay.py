@@ -336,7 +336,7 @@ def test_a_gradient_that_was_never_computed_is_refused() -> None:
     w.read(0)
     w.gradient(0)
     w.apply([(1, 3)])
-    with pytest.raises(InputError, match="row 2 .* gradient"):
+    with pytest.raises(InputError, match=r"row 2 .* gradient"):
         replay(w.schedule(), TASK, SGD)
 
 
