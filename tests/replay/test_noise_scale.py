@@ -13,7 +13,8 @@ from perfmodel.replay.data import mixture
 from perfmodel.replay.noise_scale import average, measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
-from perfmodel.replay.tasks import NetworkTask, softmax_task
+from perfmodel.replay.tasks import NetworkTask, make_task, softmax_task
+from perfmodel.theory.statistical_efficiency import efficiency
 from tests.replay import schedules
 from tests.replay.quadratic import Quadratic
 
@@ -58,6 +59,41 @@ def test_a_replay_measures_it_at_each_evaluation_and_trains_the_same() -> None:
     assert len(measured.noise) == len(measured.loss) == 5
     assert measured.noise[0].square > 2.0 * measured.noise[-1].square  # it learns
     assert "noise_scale_samples" in measured.frame()
+
+
+def samples_to(loss: float, batch_size: int, updates: int) -> float:
+    """Samples to a loss with the best of several learning rates, mean over seeds."""
+    task = make_task("mixture-softmax")
+    found = []
+    for rate in (0.4, 0.8, 1.6, 3.2):
+        schedule = schedules.plain(updates, batch_size)
+        curves = [
+            replay(schedule, task, Optimizer(learning_rate=rate), seed, evaluations=updates)
+            for seed in range(3)
+        ]
+        reached = [np.flatnonzero(curve.loss <= loss) for curve in curves]
+        if all(map(len, reached)):
+            samples = [curve.samples[at[0]] for curve, at in zip(curves, reached, strict=True)]
+            found.append(float(np.mean(samples)))
+    return min(found)
+
+
+def test_the_noise_scale_says_what_large_batches_cost() -> None:
+    """Within a factor of 2: the scale changes over the run, and the formula has one number."""
+    task = make_task("mixture-softmax")
+    run = replay(
+        schedules.plain(50, 64),
+        task,
+        Optimizer(learning_rate=1.6),
+        evaluations=50,
+        noise_batches=32,
+    )
+    before = [noise for noise, loss in zip(run.noise, run.loss, strict=True) if loss > 0.4]
+    scale = average(before).scale_samples
+    small, large = samples_to(0.4, 16, 150), samples_to(0.4, 256, 40)
+    ratio = efficiency(scale, 256.0, 16.0) / (small / large)
+    assert 0.5 < ratio < 2.0
+    assert small / large < 0.5  # that they cost the same is further off
 
 
 def test_one_batch_is_not_enough() -> None:

@@ -18,7 +18,7 @@ from perfmodel.replay.tasks import make_task
 from perfmodel.results.schedule import Schedule
 from tests.replay.quadratic import Quadratic
 from tests.replay.reference import slow_loss
-from tests.replay.small import MOMENTUM, ROUNDING, SGD, TASK, by_hand, run
+from tests.replay.small import MOMENTUM, SGD, TASK, by_hand, run
 
 pytest.importorskip("perfmodel.predicting.recording")
 
@@ -144,4 +144,4 @@ def test_20_000_updates_of_8_workers_on_digits_take_less_than_20_s() -> None:
     assert time.thread_time() - begin < 20.0
     assert curve.updates[-1] == 20_000
     assert curve.accuracy[-1] > 0.95
-    np.testing.assert_allclose(np.diff(curve.samples), 20_000 * 32 / 50, **ROUNDING)
+    assert set(np.diff(curve.samples).tolist()) == {20_000 * 32 // 50}

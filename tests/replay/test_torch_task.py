@@ -9,9 +9,10 @@ import pytest
 
 from perfmodel.base.errors import InputError
 from perfmodel.replay.data import mixture
+from perfmodel.replay.noise_scale import measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
-from perfmodel.replay.tasks import softmax_task
+from perfmodel.replay.tasks import Task, softmax_task
 from perfmodel.replay.torch_task import TorchTask
 from tests.replay import schedules
 
@@ -82,6 +83,13 @@ def test_the_seed_makes_the_model_and_a_module_keeps_its_own() -> None:
     assert not np.array_equal(made.initial(1), made.initial(2))
     fixed = task(linear())
     np.testing.assert_array_equal(fixed.initial(1), fixed.initial(2))
+
+
+def test_it_is_a_task_and_its_noise_can_be_measured() -> None:
+    made: Task = task()
+    assert isinstance(made, Task)
+    noise = measure_noise(made, made.initial(0), batch_size=8, batches=12)
+    assert 0.0 < noise.scale_samples < np.inf
 
 
 def test_frozen_and_unused_parameters() -> None:
