@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.errors import InputError
 from perfmodel.results.schedule import CENTRE, WHOLE, Event, Schedule
 
 Version = tuple[int, int, int]
@@ -39,31 +38,13 @@ class Plan(NamedTuple):
 
 
 def make_plan(schedule: Schedule) -> Plan:
-    """Find the facts.
-
-    Raises
-    ------
-    InputError : a gradient is applied or dropped that has not been computed; the text has the row.
-    """
+    """Find the facts; of a schedule whose rows agree with each other, see ``Schedule.check``."""
     event = schedule.event
     steps = int(schedule.step.max(initial=0)) + 1
     key = schedule.worker.astype(np.int64) * steps + schedule.step
     computed = np.flatnonzero(event == Event.GRADIENT)
     applies = np.flatnonzero(event == Event.APPLY)
     uses = np.flatnonzero((event == Event.APPLY) | (event == Event.DROP))
-    order = np.argsort(key[computed], kind="stable")
-    sources = computed[order]
-    at = np.searchsorted(key[sources], key[uses])
-    missing = at == len(sources)
-    if len(sources):
-        source = sources[np.minimum(at, len(sources) - 1)]
-        missing |= (key[source] != key[uses]) | (source > uses)
-    if missing.any():
-        row = int(uses[np.argmax(missing)])
-        raise InputError(
-            f"schedule: row {row} uses the gradient of step {schedule.step[row]} of worker "
-            f"{schedule.worker[row]}, which no row before it computes"
-        )
     applied = np.zeros(len(schedule), np.bool_)
     applied[computed] = np.isin(key[computed], key[applies])
     last = np.zeros(len(schedule), np.bool_)

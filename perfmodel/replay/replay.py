@@ -60,8 +60,8 @@ def replay(
 
     Raises
     ------
-    InputError : a schedule that applies gradients which it never computes, a task whose gradients
-        have another length than its parameters, or a number out of range.
+    InputError : a task whose gradients have another length than its parameters, or a number out of
+        range. Schedules are checked as they are read; check others with ``Schedule.check``.
     """
     whole_number("seed", seed, at_least=0)
     whole_number("evaluations", evaluations)

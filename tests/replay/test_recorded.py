@@ -19,8 +19,6 @@ from tests.replay.quadratic import Quadratic
 from tests.replay.reference import slow_loss
 from tests.replay.small import MOMENTUM, SGD, TASK, by_hand, run
 
-pytest.importorskip("perfmodel.predicting.recording")
-
 GRADIENTS = 48
 KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "bsp": ("ps", {"sync": "bsp"}),

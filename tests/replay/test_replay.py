@@ -331,15 +331,6 @@ def test_a_loss_that_is_no_number_is_a_divergence() -> None:
     assert np.isfinite(curve.batch_loss).all()
 
 
-def test_a_gradient_that_was_never_computed_is_refused() -> None:
-    w = Writer(2)
-    w.read(0)
-    w.gradient(0)
-    w.apply([(1, 3)])
-    with pytest.raises(InputError, match=r"row 2 .* gradient"):
-        replay(w.schedule(), TASK, SGD)
-
-
 def test_tasks_that_contradict_themselves_are_refused() -> None:
     schedule = schedules.plain(2)
     initial, gradient, empty = Quadratic(), Quadratic(), Quadratic()
