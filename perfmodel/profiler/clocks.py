@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from perfmodel.profiler.libraries import import_torch
+from perfmodel.base.pytorch import import_torch
 
 
 class Clock(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.profiler.libraries import import_torch
+from perfmodel.base.pytorch import import_torch
 
 NAMED = 3
 """Most names in a note."""

@@ -10,11 +10,12 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from perfmodel.base.errors import InputError, nearest, unknown_name
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.foreign import call, load, said
+from perfmodel.base.pytorch import import_torch
 
 FORMS = "torchvision:NAME, transformers:NAME or package.module:function"
 
@@ -74,19 +75,6 @@ class Built(NamedTuple):
     tokens: int = 0
 
 
-def import_torch() -> Any:
-    """PyTorch.
-
-    Raises
-    ------
-    InputError : it is not installed; the text names the extra.
-    """
-    try:
-        return importlib.import_module("torch")
-    except ImportError:
-        raise InputError("this needs PyTorch: pip install 'perfmodel[torch]'") from None
-
-
 def build(spec: str) -> Built:
     """Make the model that ``spec`` names, with random weights.
 
@@ -107,52 +95,6 @@ def build(spec: str) -> Built:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model: {spec} returned a {type(model).__name__}, not a torch.nn.Module")
     return Built(model, name.rpartition(".")[2], f"layers and parameter tensors of {spec}")
-
-
-def load(spec: str, what: str) -> Callable[..., Any]:
-    """The function that ``package.module:function`` names; the current folder is searched first.
-
-    Raises
-    ------
-    InputError : there is no such module or function; the text begins with ``what``.
-    """
-    path, colon, name = spec.partition(":")
-    if not colon or not path or not name:
-        raise InputError(f"{what}: expected package.module:function, got {spec!r}")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise InputError(f"{what}: cannot import {path}: {error}") from None
-        raise InputError(f"{what}: there is no module {path!r} (searched {here} first)") from None
-    except Exception as error:
-        raise InputError(f"{what}: cannot import {path}: {said(error)}") from None
-    found = getattr(module, name, None)
-    if not callable(found):
-        if found is not None:
-            raise InputError(f"{what}: {spec} is a {type(found).__name__}, not a function")
-        hint = nearest(name, [key for key in vars(module) if not key.startswith("_")])
-        suggestion = f"; did you mean {hint!r}?" if hint else ""
-        raise InputError(f"{what}: module {path} has no {name!r}{suggestion}")
-    return found  # type: ignore[no-any-return]
-
-
-def call(function: Callable[..., Any], spec: str, *arguments: Any) -> Any:
-    """Call the user's function; what it raises becomes an InputError that names it."""
-    try:
-        return function(*arguments)
-    except Exception as error:
-        shown = ", ".join(map(repr, arguments))
-        raise InputError(f"{spec}({shown}): {said(error)}") from error
-
-
-def said(error: BaseException) -> str:
-    """An exception as one line."""
-    text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _torchvision(name: str) -> Built:

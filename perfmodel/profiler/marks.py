@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from perfmodel.base.pytorch import import_torch
 from perfmodel.profiler.clocks import Clock
 from perfmodel.profiler.layers import InspectedStep, in_backward, samples_of, tensors
-from perfmodel.profiler.libraries import import_torch
 from perfmodel.profiler.steps import Kind, Mark
 
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
+from perfmodel.base.pytorch import import_torch
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
 from perfmodel.profiler.averages import Average, average_of
 from perfmodel.profiler.clocks import Clock, clock_for
 from perfmodel.profiler.layers import InspectedStep, Inspection
-from perfmodel.profiler.libraries import import_torch
 from perfmodel.profiler.marks import Marks
 from perfmodel.profiler.overhead import Overhead, overhead
 from perfmodel.profiler.saving import save

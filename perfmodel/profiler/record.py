@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
+from perfmodel.base.pytorch import check_device, import_torch
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.profiler.averages import Average
-from perfmodel.profiler.libraries import Built, import_torch
+from perfmodel.profiler.libraries import Built
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
 from perfmodel.profiler.saving import joined
-from perfmodel.profiler.training import TrainingSetup, build, check_device, training
+from perfmodel.profiler.training import TrainingSetup, build, training
 
 PAIRS = 20
 """Pairs of steps used to measure the overhead."""

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.foreign import call, load, said
+from perfmodel.base.pytorch import check_device, forward, import_torch, moved, targets_of
 from perfmodel.profiler import libraries
-from perfmodel.profiler.libraries import Built, import_torch, said
+from perfmodel.profiler.libraries import Built
 
 Loss = Callable[[Any, Any], Any]
 
@@ -175,49 +177,6 @@ def build(spec: str, seed: int = 0) -> Built:
     return libraries.build(spec)
 
 
-def check_device(device: str) -> None:
-    """Raise InputError for a device that is not available.
-
-    Raises
-    ------
-    InputError : it is neither *cpu*, *cuda* nor *cuda:N*, or it is not on this machine.
-    """
-    kind, colon, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (colon and (kind == "cpu" or not index.isdigit())):
-        raise InputError(f"device: expected cpu, cuda or cuda:N, got {device!r}")
-    if kind == "cpu":
-        return
-    cuda = import_torch().cuda
-    if not cuda.is_available():
-        raise InputError(f"device: {device} asked for, but PyTorch finds no CUDA device; use cpu")
-    if colon and int(index) >= cuda.device_count():
-        raise InputError(f"device: there is no {device} (cuda:0 to cuda:{cuda.device_count() - 1})")
-
-
-def forward(model: Any, batch: Any) -> Any:
-    """The model's output for a batch."""
-    inputs = batch if isinstance(batch, dict) else batch[0]
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
-def targets_of(batch: Any) -> Any:
-    """The targets of a batch; None where the model knows them itself or there are none."""
-    return None if isinstance(batch, dict) else batch[1]
-
-
-def moved(value: Any, device: str) -> Any:
-    """Tensors, also inside tuples, lists and dicts, on a device."""
-    if hasattr(value, "untyped_storage"):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: moved(item, device) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(moved(item, device) for item in value)
-    return value
-
-
 def _batches(
     built: Built,
     batch: str | Callable[[int], Any] | None,
@@ -230,9 +189,9 @@ def _batches(
         if input_shape is not None:
             raise InputError("input_shape and batch: give one of them")
         spec = batch if isinstance(batch, str) else getattr(batch, "__name__", "batch")
-        function = libraries.load(batch, "batch") if isinstance(batch, str) else batch
+        function = load(batch, "batch") if isinstance(batch, str) else batch
         return (
-            lambda: _as_batch(libraries.call(function, spec, batch_size), spec),
+            lambda: _as_batch(call(function, spec, batch_size), spec),
             f"data of {spec}",
         )
     shape = input_shape if input_shape is not None else built.input_shape
@@ -325,7 +284,7 @@ def _loss(loss: str | Loss | None, output: Any, targets: Any) -> tuple[Loss, str
     if loss is not None and not isinstance(loss, str):
         return loss, getattr(loss, "__name__", "own loss")
     if loss is not None and ":" in loss:
-        function = libraries.load(loss, "loss")
+        function = load(loss, "loss")
         return (lambda output, targets: function(output, targets)), loss
     if loss is None:
         head = _logits(output)

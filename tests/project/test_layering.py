@@ -31,6 +31,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "traces": "base inputs",
         "architectures": ABOVE_BASE,
         "predicting": f"{ABOVE_BASE} engine architectures",
+        "replay": "base theory results",
         "measuring": "base theory inputs results engine architectures profiler",
         "api": "base inputs graph results engine architectures predicting",
         "studies": f"{ABOVE_BASE} architectures predicting api",

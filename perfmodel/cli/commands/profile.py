@@ -98,10 +98,11 @@ def profile(
     """
     from pathlib import Path
 
+    from perfmodel.base.pytorch import check_device
     from perfmodel.inputs.profile import read_profile
     from perfmodel.profiler import saving
     from perfmodel.profiler.record import PAIRS, record
-    from perfmodel.profiler.training import build, check_device
+    from perfmodel.profiler.training import build
 
     if output is not None or given["name"] is not None:
         check_files(None, output or f"{given['name']}.json")

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.pytorch import import_torch
 from perfmodel.inputs.job import Jitter
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.measuring.processes.meeting import Meeting
@@ -20,7 +21,6 @@ from perfmodel.measuring.processes.sockets import LostError
 from perfmodel.measuring.processes.torch_backend import choose_interface, store
 from perfmodel.measuring.training.emulated import EmulatedDevice, EmulatedLoader, elements, factors
 from perfmodel.measuring.training.worker import Ran
-from perfmodel.profiler.libraries import import_torch
 from perfmodel.profiler.training import TrainingSetup
 from perfmodel.theory.buckets import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 

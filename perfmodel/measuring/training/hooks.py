@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.base.pytorch import import_torch
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.measuring.training.emulated import ELEMENT_BYTES, Array
 from perfmodel.measuring.training.worker import Client
-from perfmodel.profiler.libraries import import_torch
 from perfmodel.profiler.training import TrainingSetup
 
 

@@ -209,7 +209,7 @@ def _take_part(plan: Plan, meeting: Meeting, workers: int, progress: Progress | 
 
 
 def _real_model(plan: Plan) -> Any:
-    from perfmodel.profiler.libraries import import_torch
+    from perfmodel.base.pytorch import import_torch
     from perfmodel.profiler.training import training
 
     torch = import_torch()

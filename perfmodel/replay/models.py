@@ -1,0 +1,122 @@
+"""Parameters of all models of a replay, and how rows of a schedule change them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.replay.optimizer import Optimizer
+from perfmodel.replay.plan import Version
+from perfmodel.results.schedule import CENTRE
+
+
+def edges_of(parameters: int, slice_bytes: tuple[float, ...]) -> list[int]:
+    """Where each slice begins in a vector of parameters, in proportion to its bytes; and the end.
+
+    Slice k stands for the contiguous part from edge k to edge k + 1.
+    """
+    ends = np.cumsum(slice_bytes)
+    total = ends[-1] if len(ends) and ends[-1] > 0.0 else 1.0
+    return [0, *(round(parameters * float(end) / total) for end in ends[:-1]), parameters]
+
+
+class Models:
+    """A vector of parameters for each worker and, last, the centre's: index ``CENTRE`` is its.
+
+    Slices are given as the first one and the one after the last. Versions of models are not kept,
+    but for those in ``old``, from when they are overwritten to when they are last mixed in.
+    """
+
+    def __init__(
+        self,
+        initial: Floats,
+        workers: int,
+        edges: list[int],
+        optimizer: Optimizer,
+        old: Mapping[Version, int],
+    ) -> None:
+        self.values = np.tile(initial, (workers + 1, 1))
+        self.slices = len(edges) - 1
+        at_server = optimizer.momentum_at == "server"
+        self._momentum = optimizer.momentum if at_server else 0.0
+        self._decay = optimizer.weight_decay if at_server else 0.0
+        self._edges = edges
+        self._rows = list(self.values)
+        self._velocity: dict[int, Floats] = {}
+        self._versions = [[0] * self.slices for _ in range(workers + 1)]
+        self._old = dict(old)
+        self._kept: dict[Version, Floats] = {}
+
+    def view(self, model: int, first: int, after: int) -> Floats:
+        """Parameters of slices of a model."""
+        found: Floats = self._rows[model][self._edges[first] : self._edges[after]]
+        return found
+
+    def part(self, gradient: Floats, first: int, after: int) -> Floats:
+        """The same slices of a gradient."""
+        found: Floats = gradient[self._edges[first] : self._edges[after]]
+        return found
+
+    def read(self, worker: int, first: int, after: int) -> None:
+        """The worker takes the centre's parameters."""
+        part = slice(self._edges[first], self._edges[after])
+        self._rows[worker][part] = self._rows[CENTRE][part]
+
+    def step(self, model: int, first: int, after: int, gradient: Floats, rate: float) -> None:
+        """One step of the optimizer with the gradient of slices, which may be overwritten."""
+        values = self.view(model, first, after)
+        if self._decay:
+            gradient += self._decay * values
+        if self._momentum:
+            if model not in self._velocity:
+                self._velocity[model] = np.zeros(self.values.shape[1])
+            velocity = self.part(self._velocity[model], first, after)
+            velocity *= self._momentum
+            velocity += gradient
+            values -= rate * velocity
+        else:
+            gradient *= rate
+            values -= gradient
+
+    def mixed(
+        self, model: int, first: int, after: int, others: list[tuple[int, float, int]]
+    ) -> Floats:
+        """Slices of a model after others, with weights and versions, were mixed in."""
+        own = self.view(model, first, after)
+        new = own.copy()
+        for other, weight, version in others:
+            new += weight * (self._of_version(other, first, after, version) - own)
+        return new
+
+    def overwritten(self, model: int, first: int, after: int, version: int) -> None:
+        """A group is about to make a version of slices: keep the present one if it is needed."""
+        if not self._old:
+            return
+        versions = self._versions[model]
+        for k in range(first, after):
+            if version == versions[k]:
+                continue  # another row of the same group
+            key = (model, k, versions[k])
+            if key in self._old:
+                self._kept[key] = self.view(model, k, k + 1).copy()
+            versions[k] = version
+
+    def _of_version(self, other: int, first: int, after: int, version: int) -> Floats:
+        """Parameters of slices as they were in a version."""
+        if not self._old:
+            return self.view(other, first, after)
+        versions = self._versions[other]
+        found = [
+            self.view(other, k, k + 1)
+            if versions[k] == version
+            else self._take((other, k, version))
+            for k in range(first, after)
+        ]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _take(self, key: Version) -> Floats:
+        """A kept version; the last use drops it."""
+        self._old[key] -= 1
+        return self._kept[key] if self._old[key] else self._kept.pop(key)

@@ -1,0 +1,118 @@
+"""What a replay needs to know of a schedule before it begins, without a loop over its rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.results.schedule import CENTRE, WHOLE, Event, Schedule
+
+Version = tuple[int, int, int]
+"""A model, a slice and its version."""
+
+
+class Plan(NamedTuple):
+    """Facts about rows (rows,) and groups of a schedule.
+
+    Attributes
+    ----------
+    bounds : (groups + 1,) first row of each group, and the end.
+    applied : whether a GRADIENT is applied somewhere.
+    last : whether an APPLY or DROP is the last row that uses its gradient.
+    staleness : of each APPLY, mean over its slices.
+    gathered : gradients in one step of the optimizer, on average.
+    old : versions that are mixed in after they have been overwritten, and how often.
+    has_centre : whether there is a centre.
+    """
+
+    bounds: Ids
+    applied: NDArray[np.bool_]
+    last: NDArray[np.bool_]
+    staleness: Floats
+    gathered: float
+    old: dict[Version, int]
+    has_centre: bool
+
+
+def make_plan(schedule: Schedule) -> Plan:
+    """Find the facts; of a schedule whose rows agree with each other, see ``Schedule.check``."""
+    event = schedule.event
+    steps = int(schedule.step.max(initial=0)) + 1
+    key = schedule.worker.astype(np.int64) * steps + schedule.step
+    computed = np.flatnonzero(event == Event.GRADIENT)
+    applies = np.flatnonzero(event == Event.APPLY)
+    uses = np.flatnonzero((event == Event.APPLY) | (event == Event.DROP))
+    applied = np.zeros(len(schedule), np.bool_)
+    applied[computed] = np.isin(key[computed], key[applies])
+    last = np.zeros(len(schedule), np.bool_)
+    by_key = uses[np.argsort(key[uses], kind="stable")]
+    last[by_key[np.diff(key[by_key], append=-1) != 0]] = True
+    first = np.flatnonzero(np.diff(schedule.group, prepend=schedule.group[:1] - 1))
+    return Plan(
+        np.append(first, len(schedule)),
+        applied,
+        last,
+        _staleness(schedule),
+        _gathered(schedule, applies),
+        _old_versions(schedule),
+        bool((schedule.model == CENTRE).any()),
+    )
+
+
+def _staleness(schedule: Schedule) -> Floats:
+    """Staleness of each APPLY, mean over its slices; of others 0."""
+    central = bool((schedule.model == CENTRE).any())
+    counted = (schedule.event == Event.APPLY) & ((schedule.model == CENTRE) == central)
+    found = np.zeros(len(schedule))
+    if counted.any():
+        times = np.where(schedule.slice[counted] == WHOLE, len(schedule.header.slices), 1)
+        sums = np.add.reduceat(schedule.staleness().astype(np.float64), np.cumsum(times) - times)
+        found[counted] = sums / times
+    return found
+
+
+def _gathered(schedule: Schedule, applies: Ids) -> float:
+    """Mean number of gradients in one step of the optimizer."""
+    if not len(applies):
+        return 1.0
+    columns = (schedule.group, schedule.model, schedule.slice)
+    order = np.lexsort([column[applies] for column in columns])
+    different = np.zeros(len(applies) - 1, np.bool_)
+    for column in columns:
+        different |= np.diff(column[applies][order].astype(np.int64)) != 0
+    return len(applies) / (int(different.sum()) + 1)
+
+
+def _old_versions(schedule: Schedule) -> dict[Version, int]:
+    """Versions that a MIX takes in although a group before has written a newer one."""
+    if not (schedule.event == Event.MIX).any():
+        return {}
+    count = len(schedule.header.slices)
+    times = np.where(schedule.slice == WHOLE, count, 1)
+    rows = np.repeat(np.arange(len(schedule)), times)
+    inside = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+    slices = np.where(schedule.slice[rows] == WHOLE, inside, schedule.slice[rows])
+    event = schedule.event[rows]
+    writes = (event == Event.APPLY) | (event == Event.MIX)
+    mixes = event == Event.MIX
+    most = int(schedule.version.max()) + 2
+
+    def keys(model: NDArray[np.int32], slice_: Ids, version: Ids) -> Ids:
+        return ((model.astype(np.int64) + 1) * count + slice_) * most + version
+
+    made = keys(schedule.model[rows][writes], slices[writes], schedule.version[rows][writes])
+    order = np.argsort(made, kind="stable")
+    made, group = made[order], schedule.group[rows][writes][order]
+    other, version = schedule.other[rows][mixes], schedule.other_version[rows][mixes]
+    newer = keys(other, slices[mixes], version + 1)
+    at = np.minimum(np.searchsorted(made, newer), len(made) - 1)
+    old = (made[at] == newer) & (group[at] < schedule.group[rows][mixes])
+    found: dict[Version, int] = {}
+    for version_key in zip(
+        other[old].tolist(), slices[mixes][old].tolist(), version[old].tolist(), strict=True
+    ):
+        found[version_key] = found.get(version_key, 0) + 1
+    return found

@@ -1,0 +1,300 @@
+"""Real SGD on the versions of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import inf, isfinite
+
+import numpy as np
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.replay.batches import Batches
+from perfmodel.replay.curve import Curve, Divergence
+from perfmodel.replay.models import Models, edges_of
+from perfmodel.replay.noise_scale import GradientNoise, measure_noise
+from perfmodel.replay.optimizer import Optimizer
+from perfmodel.replay.plan import make_plan
+from perfmodel.replay.rows import Row, rows_of
+from perfmodel.replay.tasks import Task
+from perfmodel.results.schedule import CENTRE, Event, Schedule
+
+DIVERGED = 5.0
+"""Training has diverged when the averaged loss of batches exceeds the initial loss that often."""
+
+AVERAGED = 100
+"""Batches over which the loss is averaged, with weights that fall exponentially."""
+
+_ROWS = 1 << 16
+"""Rows that are made Python objects at a time."""
+
+READ, GRADIENT, APPLY, MIX = map(int, (Event.READ, Event.GRADIENT, Event.APPLY, Event.MIX))
+"""Plain numbers, which compare faster."""
+
+Slices = tuple[int, int, int]
+"""A model, the first of its slices, and the one after the last."""
+
+
+def replay(
+    schedule: Schedule,
+    task: Task,
+    optimizer: Optimizer,
+    seed: int = 0,
+    *,
+    evaluations: int = 50,
+    noise_batches: int = 0,
+) -> Curve:
+    """Train a task with exactly the reads, updates and mixes of a schedule.
+
+    Every worker computes gradients of its own batches (:class:`perfmodel.replay.batches.Batches`)
+    on its own model, in the order of the schedule. Time is the schedule's: the replay takes as long
+    as it takes.
+
+    Parameters
+    ----------
+    seed : of the initial parameters and of the order of the samples.
+    evaluations : how many, at equal distances in samples, besides the one before training; the
+        last is at the end of the schedule.
+    noise_batches : measure the gradient noise at each evaluation with that many more batches.
+
+    Raises
+    ------
+    InputError : a task whose gradients have another length than its parameters, or a number out of
+        range. Schedules are checked as they are read; check others with ``Schedule.check``.
+    """
+    whole_number("seed", seed, at_least=0)
+    whole_number("evaluations", evaluations)
+    whole_number("noise_batches", noise_batches, at_least=0)
+    run = _Replay(schedule, task, optimizer, seed, noise_batches)
+    with np.errstate(all="ignore"):  # numbers beyond floats are a divergence
+        run.go(evaluations)
+    return run.curve()
+
+
+class _Diverged(Exception):  # noqa: N818  # ends the loop, and is no error
+    """Training has diverged; the text says how that was seen."""
+
+
+class _Replay:
+    """The state of a replay."""
+
+    def __init__(
+        self, schedule: Schedule, task: Task, optimizer: Optimizer, seed: int, noise_batches: int
+    ) -> None:
+        header = schedule.header
+        self.schedule, self.task, self.optimizer, self.seed = schedule, task, optimizer, seed
+        self.noise_batches = noise_batches
+        self.plan = make_plan(schedule)
+        whole_number(f"task {task.name}: samples", task.samples)
+        initial = np.asarray(task.initial(seed), np.float64)
+        if initial.shape != (task.parameters,):
+            raise InputError(
+                f"task {task.name}: expected {task.parameters} initial parameters, got an array of "
+                f"shape {initial.shape}"
+            )
+        self.slices = len(header.slices)
+        edges = edges_of(task.parameters, header.slices)
+        self.models = Models(initial, header.workers, edges, optimizer, self.plan.old)
+        self.batches = Batches(task.samples, header.workers, header.batch_size, seed)
+        self.gradients: dict[tuple[int, int], Floats] = {}
+        self.velocity: dict[int, Floats] = {}
+        self.rate = optimizer.rate(0.0, self.plan.gathered)
+        self.done, self.steps = 0, 0
+        self.batch_loss = self.most_loss = 0.0
+        self.divergence: Divergence | None = None
+        self.points: list[tuple[int, int, float, float, float, float]] = []
+        self.noise: list[GradientNoise] = []
+
+    def go(self, evaluations: int) -> None:
+        """Replay all rows, or those before training diverges."""
+        total = int((self.plan.last & (self.schedule.event == APPLY)).sum())
+        due = sorted({total * k // evaluations for k in range(1, evaluations)} - {0})
+        time_s = 0.0
+        try:
+            self._evaluate(time_s)
+            for time_s, rows in self._groups():
+                if len(rows) == 1:
+                    self._alone(rows[0])
+                else:
+                    self._together(rows)
+                if due and self.done >= due[0]:
+                    due = [count for count in due if count > self.done]
+                    self._evaluate(time_s)
+            if total:
+                self._evaluate(time_s)
+        except _Diverged as seen:
+            self.divergence = Divergence(self._updates, self._samples, time_s, str(seen))
+
+    def curve(self) -> Curve:
+        """The evaluations so far."""
+        whole = np.array([point[:2] for point in self.points], np.int64).reshape(-1, 2)
+        real = np.array([point[2:] for point in self.points], np.float64).reshape(-1, 4)
+        return Curve(
+            task=self.task.name,
+            seed=self.seed,
+            evaluated="centre" if self.plan.has_centre else "mean",
+            samples=whole[:, 0],
+            updates=whole[:, 1],
+            time_s=real[:, 0],
+            loss=real[:, 1],
+            accuracy=real[:, 2],
+            batch_loss=real[:, 3],
+            noise=tuple(self.noise),
+            divergence=self.divergence,
+        )
+
+    @property
+    def _updates(self) -> int:
+        return self.steps // self.slices
+
+    @property
+    def _samples(self) -> int:
+        return self.done * self.schedule.header.batch_size
+
+    def _groups(self) -> Iterator[tuple[float, list[Row]]]:
+        """Time and rows of each group."""
+        time_s, columns, ends = rows_of(self.schedule, self.plan)
+        group = 0
+        while group < len(ends) - 1:
+            after = int(np.searchsorted(ends, ends[group] + _ROWS, "right")) - 1
+            after = max(after, group + 1)
+            begin, end = int(ends[group]), int(ends[after])
+            lists = [column[begin:end].tolist() for column in columns]
+            rows = list(map(Row._make, zip(*lists, strict=True)))
+            times = time_s[begin:end].tolist()
+            for first, last in pairwise((ends[group : after + 1] - begin).tolist()):
+                yield times[first], rows[first:last]
+            group = after
+
+    def _alone(self, row: Row) -> None:
+        """A row that is a group by itself."""
+        if row.event == GRADIENT:
+            self._gradient(row)
+        elif row.event == READ:
+            self.models.read(row.worker, row.first, row.after)
+        elif row.event == APPLY:
+            self._apply((row,))
+        elif row.event == MIX:
+            self._mix({(row.model, row.first, row.after): [row]})
+        else:
+            self._drop(row)
+
+    def _together(self, rows: Sequence[Row]) -> None:
+        """Rows that take effect together, on the values before any of them."""
+        mixes: dict[Slices, list[Row]] = {}
+        applies: dict[Slices, list[Row]] = {}
+        reads = []
+        for row in rows:
+            target = (row.model, row.first, row.after)
+            if row.event == APPLY:
+                applies.setdefault(target, []).append(row)
+            elif row.event == MIX:
+                mixes.setdefault(target, []).append(row)
+            elif row.event == READ:
+                reads.append(row)
+            else:
+                self._alone(row)
+        for row in reads:
+            self.models.read(row.worker, row.first, row.after)
+        if mixes:
+            self._mix(mixes)
+        for each in applies.values():
+            self._apply(each)
+
+    def _gradient(self, row: Row) -> None:
+        """The worker computes the gradient of its next batch."""
+        indices = self.batches.take(row.worker)
+        optimizer = self.optimizer
+        at_worker = optimizer.momentum_at == "worker"
+        if not (row.applied or (at_worker and optimizer.momentum)):
+            return  # it is thrown away, and nobody will know
+        parameters = self.models.view(row.worker, 0, self.slices)
+        loss, gradient = self.task.gradient(parameters, indices)
+        if gradient.shape != parameters.shape:
+            raise InputError(
+                f"task {self.task.name}: expected a gradient of {len(parameters)} numbers, got an "
+                f"array of shape {gradient.shape}"
+            )
+        if not isfinite(loss):
+            raise _Diverged("the loss of a batch is not finite")
+        self.batch_loss += (loss - self.batch_loss) / AVERAGED
+        if self.batch_loss > self.most_loss:
+            raise _Diverged(f"the loss of batches is over {DIVERGED:g} times that before training")
+        if at_worker:
+            if optimizer.weight_decay:
+                gradient += optimizer.weight_decay * parameters
+            if optimizer.momentum:
+                velocity = self.velocity.setdefault(row.worker, np.zeros(len(gradient)))
+                velocity *= optimizer.momentum
+                velocity += gradient
+                gradient = velocity.copy()
+        if row.applied:
+            self.gradients[row.worker, row.step] = gradient
+
+    def _apply(self, rows: Sequence[Row]) -> None:
+        """One step of the optimizer, on one slice of one model, with the gradients of rows."""
+        total: Floats | None = None
+        models, model, first, after = self.models, rows[0].model, rows[0].first, rows[0].after
+        for row in rows:
+            weight = row.weight
+            if self.optimizer.by_staleness:
+                weight /= row.staleness + 1.0
+            key = (row.worker, row.step)
+            gradient = models.part(self.gradients[key], first, after) * weight
+            if total is None:
+                total = gradient
+            else:
+                total += gradient
+            if row.last:
+                del self.gradients[key]
+                self.done += 1
+        if not self.optimizer.is_constant:
+            epochs = self._samples / self.task.samples
+            self.rate = self.optimizer.rate(epochs, self.plan.gathered)
+        models.overwritten(model, first, after, rows[0].version)
+        assert total is not None
+        models.step(model, first, after, total, self.rate)
+        self.steps += after - first
+
+    def _mix(self, targets: dict[Slices, list[Row]]) -> None:
+        """Mix models into slices of models, all on the values before any of them."""
+        models = self.models
+        new = {
+            target: models.mixed(*target, [(r.other, r.weight, r.other_version) for r in rows])
+            for target, rows in targets.items()
+        }
+        for target, values in new.items():
+            models.overwritten(*target, targets[target][0].version)
+            models.view(*target)[:] = values
+
+    def _drop(self, row: Row) -> None:
+        """The gradient is thrown away, here at least."""
+        if row.last:
+            self.gradients.pop((row.worker, row.step), None)
+
+    def _evaluate(self, time_s: float) -> None:
+        """Loss and accuracy of the centre, or of the mean of all workers' models."""
+        models = self.models
+        parameters = (
+            models.view(CENTRE, 0, self.slices)
+            if self.plan.has_centre
+            else models.values[:-1].mean(axis=0)
+        )
+        loss, accuracy = self.task.evaluate(parameters)
+        if not isfinite(loss):
+            raise _Diverged("the loss on the test samples is not finite")
+        if not self.points:
+            self.batch_loss = loss
+            self.most_loss = DIVERGED * loss if loss > 0.0 else inf
+        if self.noise_batches:
+            self.noise.append(
+                measure_noise(
+                    self.task,
+                    parameters,
+                    batch_size=self.schedule.header.batch_size,
+                    batches=self.noise_batches,
+                    seed=len(self.noise),
+                )
+            )
+        self.points.append((self._samples, self._updates, time_s, loss, accuracy, self.batch_loss))

@@ -1,0 +1,101 @@
+"""The rows of a schedule as a replay walks them: what commutes is done at once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.replay.plan import Plan
+from perfmodel.results.schedule import WHOLE, Event, Schedule
+
+
+class Row(NamedTuple):
+    """A row for the slices from ``first`` to before ``after``; the rest as in the schedule.
+
+    ``applied``, ``last`` and ``staleness`` are the plan's.
+    """
+
+    event: int
+    worker: int
+    step: int
+    model: int
+    other: int
+    first: int
+    after: int
+    weight: float
+    version: int
+    other_version: int
+    applied: bool
+    last: bool
+    staleness: float
+
+
+class Rows(NamedTuple):
+    """All rows as columns (rows,), in the order of :class:`Row`, and ``bounds`` (groups + 1,)."""
+
+    time_s: Floats
+    columns: list[NDArray[Any]]
+    bounds: Ids
+
+
+def rows_of(schedule: Schedule, plan: Plan) -> Rows:
+    """Rows with the reads and updates of neighbouring slices put together.
+
+    Between two rows of another kind, reads and updates of different slices can be done in any
+    order; a worker whose slices are sent one by one, while others send theirs, then takes one
+    update in place of many. Where a slice is updated after another row of it, in between there is a
+    cut. Which numbers come out does not change, but for the update at which the learning rate does.
+    """
+    count = len(schedule.header.slices)
+    whole = schedule.slice == WHOLE
+    first = np.where(whole, 0, schedule.slice).astype(np.int64)
+    after = np.where(whole, count, schedule.slice + 1).astype(np.int64)
+    order = np.arange(len(schedule))
+    begins = order
+    if count > 1 and not plan.old:
+        window, free = _windows(schedule, plan, first)
+        read = schedule.event == Event.READ
+        steps = int(schedule.step.max(initial=0)) + 1
+        key = schedule.worker.astype(np.int64) * steps + schedule.step
+        order = np.lexsort([np.where(free, key * count + first, 0), 2 * window + (free & read)])
+        joined = free[order[1:]] & free[order[:-1]]
+        for column in (window, schedule.event, schedule.model, key, schedule.weight):
+            joined &= column[order[1:]] == column[order[:-1]]
+        joined &= plan.staleness[order[1:]] == plan.staleness[order[:-1]]
+        joined &= first[order[1:]] == after[order[:-1]]
+        begins = np.flatnonzero(np.append(True, ~joined))
+    kept = order[begins]
+    ends = order[np.append(begins[1:], len(order)) - 1]
+    last = np.maximum.reduceat(plan.last[order], begins) if len(order) else plan.last
+    group = schedule.group[kept]
+    new = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else begins
+    columns: list[NDArray[Any]] = [
+        getattr(schedule, name)[kept] for name in ("event", "worker", "step", "model", "other")
+    ]
+    columns += [first[kept], after[ends]]
+    columns += [getattr(schedule, name)[kept] for name in ("weight", "version", "other_version")]
+    columns += [plan.applied[kept], last, plan.staleness[kept]]
+    time_s = np.maximum.accumulate(schedule.time_s[ends])
+    return Rows(time_s, columns, np.append(new, len(kept)))
+
+
+def _windows(schedule: Schedule, plan: Plan, slices: Ids) -> tuple[Ids, NDArray[np.bool_]]:
+    """Rows that may change places have the same number; and which rows may at all.
+
+    They are reads and updates of single slices, each a group by itself, without another kind in
+    between; and a slice is updated before it is read, once at most.
+    """
+    event = schedule.event
+    update = event == Event.APPLY
+    free = (update | (event == Event.READ)) & (schedule.slice != WHOLE)
+    free &= np.repeat(np.diff(plan.bounds) == 1, np.diff(plan.bounds))
+    new = ~free
+    new[1:] |= ~free[:-1]
+    window = np.cumsum(new)
+    order = np.argsort(window * len(schedule.header.slices) + slices, kind="stable")
+    again = (window[order[1:]] == window[order[:-1]]) & (slices[order[1:]] == slices[order[:-1]])
+    new[order[1:][again & update[order[1:]]]] = True
+    return np.cumsum(new), free

@@ -1,0 +1,123 @@
+"""What is trained: a task has parameters, gradients of batches, and a loss and accuracy on a test.
+
+``TASKS`` are shipped; ``package.module:function`` names a function of the user that returns one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.foreign import call, load
+from perfmodel.replay.data import Data, digits, mixture
+from perfmodel.replay.networks import Network, SoftmaxRegression, TwoLayerNetwork, cross_entropy
+
+HIDDEN = 64
+"""Hidden units of the shipped two-layer networks."""
+
+_INITIAL = 13
+"""Separates these random numbers from others of the same seed."""
+
+
+class Evaluation(NamedTuple):
+    """Mean loss and fraction of right answers on the test samples."""
+
+    loss: float
+    accuracy: float
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A training: ``samples`` training samples, and a flat vector of ``parameters`` numbers.
+
+    ``name`` is what reports call it.
+    """
+
+    name: str
+    samples: int
+    parameters: int
+
+    def initial(self, seed: int) -> Floats:
+        """Parameters at the start, shape (parameters,); the same for the same seed."""
+
+    def gradient(self, parameters: Floats, indices: Ids) -> tuple[float, Floats]:
+        """Mean loss of the training samples ``indices``, and its gradient, shape (parameters,).
+
+        The gradient is a new array that the caller may keep.
+        """
+
+    def evaluate(self, parameters: Floats) -> Evaluation:
+        """Loss and accuracy on the test samples."""
+
+
+class NetworkTask:
+    """A network in NumPy on data in memory."""
+
+    def __init__(self, name: str, network: Network, data: Data) -> None:
+        self.name = name
+        self.network, self.data = network, data
+        self.samples, self.parameters = len(data.targets), network.parameters
+
+    def initial(self, seed: int) -> Floats:
+        """Parameters at the start, shape (parameters,)."""
+        return self.network.initial(np.random.default_rng((seed, _INITIAL)))
+
+    def gradient(self, parameters: Floats, indices: Ids) -> tuple[float, Floats]:
+        """Mean loss of some training samples, and its gradient."""
+        inputs = self.data.inputs.take(indices, axis=0)
+        return self.network.gradient(parameters, inputs, self.data.targets.take(indices))
+
+    def evaluate(self, parameters: Floats) -> Evaluation:
+        """Loss and accuracy on the test samples."""
+        scores = self.network.scores(parameters, self.data.test_inputs)
+        loss, _ = cross_entropy(scores, self.data.test_targets)
+        return Evaluation(loss, float((scores.argmax(axis=1) == self.data.test_targets).mean()))
+
+
+def softmax_task(name: str, data: Data) -> NetworkTask:
+    """Softmax regression on data."""
+    return NetworkTask(name, SoftmaxRegression(data.inputs.shape[1], data.classes), data)
+
+
+def network_task(name: str, data: Data, hidden: int = HIDDEN) -> NetworkTask:
+    """A two-layer network on data."""
+    return NetworkTask(name, TwoLayerNetwork(data.inputs.shape[1], hidden, data.classes), data)
+
+
+TASKS: Mapping[str, Callable[[int], Task]] = {
+    "mixture-softmax": lambda seed: softmax_task("mixture-softmax", mixture(seed)),
+    "mixture-network": lambda seed: network_task("mixture-network", mixture(seed)),
+    "digits-softmax": lambda seed: softmax_task("digits-softmax", digits(seed)),
+    "digits-network": lambda seed: network_task("digits-network", digits(seed)),
+}
+"""Shipped tasks by name, made from the seed of their data."""
+
+
+def make_task(spec: str, data_seed: int = 0) -> Task:
+    """The task that ``spec`` names: one of ``TASKS``, or ``package.module:function``.
+
+    The user's function is called without arguments and returns a :class:`Task`, such as a
+    :class:`perfmodel.replay.torch_task.TorchTask`.
+
+    Raises
+    ------
+    InputError : there is no such task or function, what it returns is no task, or a library of an
+        extra is missing.
+    """
+    whole_number("data_seed", data_seed, at_least=0)
+    if ":" not in spec:
+        if spec not in TASKS:
+            known = [*TASKS, "package.module:function"]
+            raise unknown_name("task", spec, known)
+        return TASKS[spec](data_seed)
+    made = call(load(spec, "task"), spec)
+    if not isinstance(made, Task):
+        raise InputError(
+            f"task: {spec} returned a {type(made).__name__}, not a task (name, samples, "
+            "parameters, initial, gradient, evaluate)"
+        )
+    return made
