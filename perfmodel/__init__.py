@@ -35,13 +35,18 @@ if TYPE_CHECKING:
     from perfmodel.inputs.workload import Workload, WorkloadLayer
     from perfmodel.predicting.variants import Variants, evaluate
     from perfmodel.results.prediction import Prediction
+<<<<<<< HEAD
     from perfmodel.results.schedule import Schedule
+=======
+    from perfmodel.studies.advice import Advice, advise
+>>>>>>> 55a995a (Advise what would make a job faster)
     from perfmodel.studies.comparison import Comparison, compare
     from perfmodel.studies.crossovers import Crossover, Explanation, explain
     from perfmodel.studies.formulas import Formula, formula
     from perfmodel.studies.sweeps import Sweep, sweep
 
 _HOME = {
+    "Advice": "studies.advice",
     "Cluster": "inputs.cluster",
     "Comparison": "studies.comparison",
     "Crossover": "studies.crossovers",
@@ -67,6 +72,7 @@ _HOME = {
     "Variants": "predicting.variants",
     "Workload": "inputs.workload",
     "WorkloadLayer": "inputs.workload",
+    "advise": "studies.advice",
     "build_graph": "api",
     "compare": "studies.comparison",
     "evaluate": "predicting.variants",
@@ -81,6 +87,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Advice",
     "Cluster",
     "Comparison",
     "Crossover",
@@ -106,6 +113,7 @@ __all__ = [
     "Variants",
     "Workload",
     "WorkloadLayer",
+    "advise",
     "build_graph",
     "compare",
     "evaluate",

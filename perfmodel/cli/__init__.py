@@ -26,6 +26,7 @@ COMMANDS = {
     "sweep": ("predict", "Predict every combination of lists of values."),
     "compare": ("predict", "Put jobs side by side, and say why one is faster than another."),
     "explain": ("predict", "Say which phase of an iteration rules, and where it stops ruling."),
+    "advise": ("advise", "Say what would make a job faster: options, architectures, hardware."),
     "list": ("catalogue", "List architectures, models, devices and clusters."),
     "show": ("catalogue", "Show an architecture, model, device or cluster."),
     "profile": ("profile", "Measure the training steps of a PyTorch model, layer by layer."),

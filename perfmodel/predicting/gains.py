@@ -1,0 +1,77 @@
+r"""How sure a predicted gain is: the ratio of two jobs' throughputs, with its interval.
+
+The errors of two predictions are not independent: what is estimated of a device, or nominal about a
+network, is wrong for both in the same direction. With standard deviations :math:`s_1, s_2` of the
+logarithms of both, of which the parts :math:`m_1, m_2` are chance between equal runs,
+
+.. math:: \sigma^2 = m_1^2 + m_2^2 + r_1^2 + r_2^2 - 2 \rho r_1 r_2, \qquad r_i^2 = s_i^2 - m_i^2
+
+with :math:`\rho` by kind of network, :data:`SHARED`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from perfmodel.base.uncertainty import WIDTH
+from perfmodel.inputs.job import Job
+from perfmodel.predicting.intervals import kind_of
+from perfmodel.results.prediction import Prediction
+
+SHARED: Mapping[str, float] = {"measured": 0.0, "nominal": 0.5}
+"""Correlation of the errors of two predictions of one model on one cluster, by the kind of its
+network: the part of the variance of residuals that runs of one source share, as
+``python -m benchmarks.accuracy.intervals`` finds it."""
+
+
+class Gain(msgspec.Struct, frozen=True):
+    """Throughput of one job over that of another.
+
+    ``interval`` contains the measured ratio in 9 of 10 cases, ``probability`` is that of being
+    above 1.
+    """
+
+    ratio: float
+    interval: tuple[float, float]
+    probability: float
+
+    @property
+    def supported(self) -> bool:
+        """Whether the whole interval is above 1."""
+        return self.interval[0] > 1.0
+
+
+def gain(before: Job, was: Prediction, after: Job, then: Prediction) -> Gain:
+    """What changing a job into another gains, in samples per second.
+
+    Parameters
+    ----------
+    before, was : the job as it is, and its prediction.
+    after, then : the changed job, and its prediction; both predictions have intervals.
+    """
+    ratio = then.throughput_samples_per_s / was.throughput_samples_per_s
+    shared = min(SHARED[kind_of(job).network] for job in (before, after))
+    chance, rest = zip(_spread(was), _spread(then), strict=True)
+    variance = chance[0] ** 2 + chance[1] ** 2
+    variance += rest[0] ** 2 + rest[1] ** 2 - 2.0 * shared * rest[0] * rest[1]
+    spread = math.sqrt(variance)
+    factor = math.exp(WIDTH * spread)
+    log = math.log(ratio)
+    above = math.erf(log / (math.sqrt(2.0) * spread)) if spread else math.copysign(bool(log), log)
+    return Gain(ratio, (ratio / factor, ratio * factor), (1.0 + above) / 2.0)
+
+
+def _spread(found: Prediction) -> tuple[float, float]:
+    """Standard deviations of the logarithm: of chance between equal runs, and of everything else.
+
+    The second is of the interval's whole width, which may be more than the sum of its parts.
+    """
+    if found.interval is None:
+        return 0.0, 0.0
+    low_s, high_s = found.interval.iteration_s
+    total = math.log(high_s / low_s) / (2.0 * WIDTH)
+    chance = min(found.interval.parts.measurement, total)
+    return chance, math.sqrt(total**2 - chance**2)

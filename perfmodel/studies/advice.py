@@ -1,0 +1,240 @@
+"""Advice for a job: changes that make it faster, each with its evidence.
+
+Every rule of :mod:`perfmodel.studies.rules` that applies to a job makes changed jobs. They are
+predicted, and recommended where the whole interval of the gain is above 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel import api
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.job import per_worker
+from perfmodel.predicting.gains import Gain, gain
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.rules import RULES, Change, Rule, Situation
+from perfmodel.studies.sweeps import Progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = "perfmodel.advice/1"
+
+WORTH = 1.01
+"""Gains below this are not mentioned, however sure they are."""
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """A change that was predicted: its name, the flags that say it (empty: a cluster or workload
+    file has to), and what it gains."""
+
+    change: str
+    flags: str
+    gain: Gain
+
+
+class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
+    """The best change of a rule.
+
+    Attributes
+    ----------
+    rule, why : the rule, and the predicted numbers for which it applies.
+    change, flags, gain : what to change, the flags that say it, and what that gains.
+    price : what changes for learning (staleness, batch, exchanges), in words; empty if nothing.
+    observed, source : what was published of such changes.
+    others : the other changes that were tried, the best first.
+    prediction : of the changed job.
+    """
+
+    rule: str
+    why: str
+    change: str
+    flags: str
+    gain: Gain
+    price: str
+    observed: str
+    source: str
+    hardware: bool
+    others: tuple[Tried, ...]
+    prediction: Prediction
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values, without the whole prediction."""
+        values: dict[str, Any] = msgspec.to_builtins(
+            {name: getattr(self, name) for name in self.__struct_fields__ if name != "prediction"}
+        )
+        p = self.prediction
+        return values | {"throughput_samples_per_s": p.throughput_samples_per_s}
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """What would make a job faster.
+
+    Attributes
+    ----------
+    prediction : of the job as it is.
+    recommended : changes whose gain is sure, the largest first.
+    unsure : changes that are predicted to gain something, but may not.
+    """
+
+    schema: str = SCHEMA
+    prediction: Prediction
+    recommended: tuple[Recommendation, ...]
+    unsure: tuple[Recommendation, ...]
+
+    def __repr__(self) -> str:
+        said = (f"{each.change}: {each.gain.ratio:.3g}x" for each in self.recommended)
+        return f"Advice({'; '.join(said) or 'nothing that is sure to help'})"
+
+    @property
+    def hardware(self) -> Recommendation | None:
+        """The single change of the hardware that helps most; None if none is sure to."""
+        return next((each for each in self.recommended if each.hardware), None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per change, the recommended ones first."""
+        return [
+            {
+                "rule": each.rule,
+                "change": each.change,
+                "flags": each.flags,
+                "gain": each.gain.ratio,
+                "low": each.gain.interval[0],
+                "high": each.gain.interval[1],
+                "probability": each.gain.probability,
+                "recommended": each.gain.supported,
+                "price": each.price,
+            }
+            for each in (*self.recommended, *self.unsure)
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        return {
+            "schema": self.schema,
+            "prediction": self.prediction.to_dict(),
+            "recommended": [each.to_dict() for each in self.recommended],
+            "unsure": [each.to_dict() for each in self.unsure],
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def advise(
+    *,
+    fidelity: api.Fidelity = "auto",
+    tolerance: float = api.TOLERANCE,
+    rel_ci: float = api.REL_CI,
+    max_ops: float = api.MOST_OPS,
+    progress: Progress | None = None,
+    **arguments: Any,
+) -> Advice:
+    """Predict what would make a job faster.
+
+    Parameters
+    ----------
+    fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
+    progress : called with (done, all) after each rule.
+    arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
+        ``batch_size``.
+
+    Raises
+    ------
+    InputError : the job itself is impossible; impossible changes are left out.
+
+    >>> advise(model="vgg16", device="v100", arch="ps", workers=8).recommended[0].rule
+    'servers'
+    """
+    given = per_worker(arguments)
+    asked: dict[str, Any] = {
+        "fidelity": fidelity,
+        "tolerance": tolerance,
+        "rel_ci": rel_ci,
+        "max_ops": max_ops,
+    }
+    job = api.make_job(**given)
+    now = Situation(given, job, api.predict(job, **asked))
+    found = []
+    for done, rule in enumerate(RULES, 1):
+        why = rule.why(now)
+        best = _best(now, rule, why, asked) if why else None
+        if best is not None and best.gain.ratio > WORTH:
+            found.append(best)
+        if progress is not None:
+            progress(done, len(RULES))
+    found.sort(key=lambda each: -each.gain.interval[0])
+    return Advice(
+        prediction=now.prediction,
+        recommended=tuple(each for each in found if each.gain.supported),
+        unsure=tuple(each for each in found if not each.gain.supported),
+    )
+
+
+def _best(now: Situation, rule: Rule, why: str, asked: Mapping[str, Any]) -> Recommendation | None:
+    """The change of a rule that gains most; None if none is possible."""
+    tried: list[tuple[Change, Prediction, Gain]] = []
+    for change in rule.changes(now):
+        try:
+            job = api.make_job(**change.arguments)
+            then = api.predict(job, **asked)
+        except InputError:
+            continue
+        if not _fits(then):
+            continue
+        tried.append((change, then, gain(now.job, now.prediction, job, then)))
+    if not tried:
+        return None
+    tried.sort(key=lambda each: -each[2].ratio)
+    (change, then, gained), *rest = tried
+    return Recommendation(
+        rule=rule.name,
+        why=why,
+        change=change.name,
+        flags=change.flags,
+        gain=gained,
+        price=_price(now.prediction, then),
+        observed=rule.observed,
+        source=rule.source,
+        hardware=rule.hardware,
+        others=tuple(Tried(other.name, other.flags, g) for other, _, g in rest),
+        prediction=then,
+    )
+
+
+def _fits(p: Prediction) -> bool:
+    """Whether the memory of the device is enough, where it is known."""
+    memory = p.memory
+    return memory.device_bytes is None or memory.worker_bytes <= memory.device_bytes
+
+
+def _price(was: Prediction, then: Prediction) -> str:
+    """What changes for learning, in words."""
+    said = []
+    stale = [p.staleness.mean if p.staleness is not None else 0.0 for p in (was, then)]
+    if abs(stale[1] - stale[0]) > 0.05:
+        said.append(f"gradients are {stale[1]:.3g} updates old instead of {stale[0]:.3g}")
+    if then.model_age is not None and then.model_age != was.model_age:
+        every = then.model_age.exchange_every
+        said.append(f"models are exchanged every {every:.3g} steps")
+    if then.global_batch_size != was.global_batch_size:
+        said.append(f"batches of {then.global_batch_size} instead of {was.global_batch_size}")
+    used = [p.provenance.inputs["options"].get("compression", "none") for p in (was, then)]
+    if used[0] != used[1]:
+        said.append(f"gradients are compressed ({used[1]})")
+    spare = [p.provenance.inputs["options"].get("backup_workers", 0) for p in (was, then)]
+    if spare[1] > spare[0]:
+        said.append(f"the gradients of {spare[1]} of {then.workers} workers are dropped")
+    return "; ".join(said)

@@ -1,0 +1,383 @@
+"""The rules of :mod:`perfmodel.studies.advice`: when to look at a change, and which changes.
+
+A rule says with predicted numbers why it applies to a job, and makes the changed jobs. What they
+gain is predicted, never asserted; beside it stands what was published of such changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perfmodel.inputs.job import Job
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.comparison import WORDS
+from perfmodel.studies.crossovers import other_arguments
+
+LEAST_WAITING = 0.05
+"""Fraction of the time that must be lost to a cause before a rule looks for a remedy."""
+
+PIECE_BYTES = 4e6
+"""Pieces of messages that priorities are tried with: those of ByteScheduler are of 2 to 8 MB."""
+
+LONG_PERIOD = 1024
+"""Longest period that is tried."""
+
+WORKLOAD = ("model", "workload", "device", "precision", "batch_size")
+
+
+class Situation(NamedTuple):
+    """A job as it is: the arguments it was made of, and its prediction."""
+
+    arguments: Mapping[str, Any]
+    job: Job
+    prediction: Prediction
+
+    def option(self, name: str) -> Any:
+        """The value of an option; None if the architecture has none of that name."""
+        return getattr(self.job.options, name, None)
+
+    def waiting(self, *causes: str) -> float:
+        """Fraction of the time in which devices wait for any of these causes."""
+        by_cause = self.prediction.idle_fraction.by_cause
+        return sum(by_cause.get(cause, 0.0) for cause in causes)
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether there are parameter servers."""
+        return self.job.options.server_count > 0
+
+
+class Change(NamedTuple):
+    """A changed job: what is changed, the flags that say it, if they can, and its arguments."""
+
+    name: str
+    flags: str
+    arguments: dict[str, Any]
+
+
+class Rule(NamedTuple):
+    """A change to look at.
+
+    Attributes
+    ----------
+    name : of the rule.
+    why : predicted numbers for which it applies, in words; empty where it does not.
+    changes : the jobs to try.
+    observed : what was published of such a change, and ``source`` where.
+    hardware : whether it costs money rather than options.
+    """
+
+    name: str
+    why: Callable[[Situation], str]
+    changes: Callable[[Situation], Iterator[Change]]
+    observed: str
+    source: str
+    hardware: bool = False
+
+
+def _options(now: Situation, name: str, **values: Any) -> Change:
+    flags = " ".join(f"--option {key}={value}" for key, value in values.items())
+    options = {**now.arguments.get("options", {}), **values}
+    return Change(name, flags, {**now.arguments, "options": options})
+
+
+def _architecture(now: Situation, arch: str, name: str, **values: Any) -> Change:
+    """Another architecture, with the options that it has too, and as many servers as workers."""
+    found = other_arguments(now.arguments, arch)
+    options = {**found["options"], **values}
+    flags = " ".join([f"--arch {arch}", *(f"--option {k}={v}" for k, v in values.items())])
+    kept = {key: value for key, value in found.items() if key != "start"}
+    return Change(name, flags, {**kept, "options": options})
+
+
+def _lost(now: Situation, *causes: str) -> str:
+    """How much time goes into waiting for causes, in words; empty if hardly any."""
+    lost = now.waiting(*causes)
+    some = [WORDS[cause] for cause in causes if now.waiting(cause) > 0.0]
+    return f"{lost:.0%} of the time goes into {', '.join(some)}" if lost >= LEAST_WAITING else ""
+
+
+def _busiest(use: Mapping[str, float]) -> str:
+    """The busiest resource, in words."""
+    name, most = max(use.items(), key=lambda item: item[1], default=("", 0.0))
+    return f"; {name} is in use {most:.0%} of the time" if name else ""
+
+
+def _servers_why(now: Situation) -> str:
+    said = _lost(now, "network", "server") if now.has_servers else ""
+    return said and said + _busiest(now.prediction.utilisation.links)
+
+
+def _servers(now: Situation) -> Iterator[Change]:
+    count = now.job.options.server_count
+    for other in sorted({2 * count, now.job.workers, max(count // 2, 1)} - {count}):
+        yield _options(now, f"{other} server{'s' * (other > 1)} instead of {count}", servers=other)
+
+
+def _placement_why(now: Situation) -> str:
+    if not now.has_servers:
+        return ""
+    return _lost(now, "network", "server", "cpu")
+
+
+def _placement(now: Situation) -> Iterator[Change]:
+    cluster = now.job.cluster
+    there = {"dedicated": "colocated", "colocated": "dedicated"}[cluster.server.placement]
+    server = msgspec.structs.replace(cluster.server, placement=there)
+    changed = msgspec.structs.replace(cluster, server=server)
+    links = ("bandwidth_bytes_per_s", "latency_s")  # the job's cluster has them
+    arguments = {k: v for k, v in now.arguments.items() if k not in links}
+    where = "nodes of their own" if there == "dedicated" else "the workers' nodes"
+    yield Change(f"servers on {where}", "", {**arguments, "cluster": changed})
+
+
+def _overlap_why(now: Situation) -> str:
+    return _lost(now, "network", "server") if now.option("overlap") is False else ""
+
+
+def _overlap(now: Situation) -> Iterator[Change]:
+    yield _options(now, "communicate during computation", overlap=True)
+
+
+def _buckets_why(now: Situation) -> str:
+    return _lost(now, "network") if now.option("bucketing") is not None else ""
+
+
+def _buckets(now: Situation) -> Iterator[Change]:
+    for each in ("ddp", "mg_wfbp", "layer", "one"):
+        if each != now.option("bucketing"):
+            yield _options(now, f"bucketing={each}", bucketing=each)
+
+
+def _priority_why(now: Situation) -> str:
+    has = now.option("transmission") in ("fifo", "shared") or now.option("priority") is False
+    return _lost(now, "network", "server") if has else ""
+
+
+def _priority(now: Situation) -> Iterator[Change]:
+    name = "what the next forward pass needs first goes first, in pieces of 4 MB"
+    if now.option("transmission") is not None:
+        yield _options(now, name, transmission="priority", partition_bytes=PIECE_BYTES)
+    else:
+        pieces = {"partition_bytes": PIECE_BYTES, "cross_barrier": True}
+        yield _options(now, name, priority=True, **pieces)
+
+
+def _compression_why(now: Situation) -> str:
+    return _lost(now, "network") if now.option("compression") == "none" else ""
+
+
+def _compression(now: Situation) -> Iterator[Change]:
+    yield _options(now, "gradients of 8 bits an element", compression="quantised")
+    yield _options(now, "the largest 0.1 % of the gradient", compression="dgc")
+
+
+def _batch_why(now: Situation) -> str:
+    return _lost(now, "network", "server", "straggler")
+
+
+def _batch(now: Situation) -> Iterator[Change]:
+    batch = now.job.workload.batch_size
+    if "batch_size" not in now.arguments and "model" not in now.arguments:
+        return
+    rest = {k: v for k, v in now.arguments.items() if k != "global_batch_size"}
+    for other in (2 * batch, 4 * batch):
+        name = f"{other} samples a worker and step instead of {batch}"
+        yield Change(name, f"--batch-size {other}", {**rest, "batch_size": other})
+
+
+def _sync_why(now: Situation) -> str:
+    return _lost(now, "straggler", "network", "server") if now.option("sync") is not None else ""
+
+
+def _sync(now: Situation) -> Iterator[Change]:
+    names = {"bsp": "synchronous steps", "ssp": "a bound on staleness", "asp": "no waiting at all"}
+    for sync, name in names.items():
+        if sync != now.option("sync"):
+            yield _architecture(now, sync, name)
+
+
+def _without_servers_why(now: Situation) -> str:
+    return _lost(now, "network", "server") if now.job.workers > 1 else ""
+
+
+def _without_servers(now: Situation) -> Iterator[Change]:
+    if now.has_servers:
+        yield _architecture(now, "ring", "a ring all-reduce instead of servers")
+    else:
+        name = "as many servers as workers, synchronous"
+        yield _architecture(now, "bsp", name, servers=now.job.workers)
+
+
+def _gossip(now: Situation) -> Iterator[Change]:
+    names = {
+        "ad_psgd": "averages of random pairs",
+        "d_psgd": "averages with two neighbours",
+        "gosgd": "models sent to random workers",
+    }
+    for arch, name in names.items():
+        if now.job.architecture.name != arch and now.job.workers > 2:
+            yield _architecture(now, arch, name)
+
+
+def _period_why(now: Situation) -> str:
+    return _lost(now, "network", "server", "straggler")
+
+
+def _period(now: Situation) -> Iterator[Change]:
+    period = now.option("period")
+    if period is not None and period < LONG_PERIOD:
+        name = f"exchange every {2 * period} steps instead of {period}"
+        yield _options(now, name, period=2 * period)
+    elif now.option("probability"):
+        half = now.option("probability") / 2.0
+        yield _options(now, f"send a model after every {1.0 / half:g}th step", probability=half)
+    elif now.job.workers > 1:
+        yield _architecture(now, "local_sgd", "average models every 8 steps", period=8)
+        yield _architecture(now, "easgd", "elastic averages every 4 steps", period=4)
+
+
+def _stragglers_why(now: Situation) -> str:
+    return _lost(now, "straggler")
+
+
+def _stragglers(now: Situation) -> Iterator[Change]:
+    slow = now.job.stragglers
+    if now.option("backup_workers") == 0 and now.option("sync") == "bsp" and now.job.workers > 2:
+        spare = max(len(slow), 1)
+        name = f"do not wait for the slowest {spare if spare > 1 else 'worker'}"
+        yield _options(now, name, backup_workers=spare)
+    if slow:
+        name = f"workers {', '.join(str(s.worker) for s in slow)} as fast as the others"
+        yield Change(name, "", {**now.arguments, "stragglers": ()})
+
+
+def _hardware_why(now: Situation) -> str:
+    return now.prediction.bottleneck.text
+
+
+def _hardware(now: Situation) -> Iterator[Change]:
+    nic, measured = now.job.cluster.nic, bool(now.job.cluster.collectives)
+    if now.job.workers > 1 and not measured:  # those measured are of this network
+        twice, half = 2.0 * nic.bandwidth_bytes_per_s, nic.latency_s / 2.0
+        faster = {**now.arguments, "bandwidth_bytes_per_s": twice}
+        yield Change("twice the bandwidth", f"--bandwidth {twice * 8e-9:g}Gbps", faster)
+        flags = f"--latency {half * 1e6:g}us"
+        yield Change("half the latency", flags, {**now.arguments, "latency_s": half})
+    if now.has_servers:
+        more = now.job.options.server_count + 1
+        yield _options(now, "one more server", servers=more)
+    rest = {k: v for k, v in now.arguments.items() if k not in WORKLOAD}
+    faster_device = now.job.workload.scaled("compute_s", 0.5)
+    yield Change("devices twice as fast", "", {**rest, "workload": faster_device})
+
+
+JIA = "Jia and others, IPCCC 2020"
+KO = "Ko, Choi, Seo, Kim, IPDPS 2021"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "servers",
+        _servers_why,
+        _servers,
+        "idle time falls as there are more servers for each worker; with one server the time of a "
+        "step grows in proportion to the workers",
+        f"{JIA}; Alqahtani, Demirbas, ICCCN 2019",
+    ),
+    Rule(
+        "placement of servers",
+        _placement_why,
+        _placement,
+        "more servers on the machines of the workers made training longer, as they compete for "
+        "processor cores",
+        JIA,
+    ),
+    Rule(
+        "overlap",
+        _overlap_why,
+        _overlap,
+        "layers that are sent while backward computes hid most of the communication of deep CNNs",
+        "Zhang and others (Poseidon), USENIX ATC 2017",
+    ),
+    Rule(
+        "buckets",
+        _buckets_why,
+        _buckets,
+        "tensors merged by the latency of a collective were faster than one by one and than all "
+        "at once",
+        "Shi, Chu, Li (MG-WFBP), INFOCOM 2019",
+    ),
+    Rule(
+        "priority",
+        _priority_why,
+        _priority,
+        "pieces sent by priority hide communication behind the next forward pass",
+        "Peng and others (ByteScheduler), SOSP 2019; Jayarajan and others (P3), MLSys 2019",
+    ),
+    Rule(
+        "compression",
+        _compression_why,
+        _compression,
+        "0.1 % of the gradients were enough for the same accuracy in the authors' tasks; the time "
+        "to compress counts only if it is given (encode_per_byte_s)",
+        "Lin and others (deep gradient compression), ICLR 2018",
+    ),
+    Rule(
+        "batch size",
+        _batch_why,
+        _batch,
+        "epochs got shorter with the batch, and gained less each time; accuracy fell at equal "
+        "epochs",
+        JIA,
+    ),
+    Rule(
+        "synchronisation",
+        _sync_why,
+        _sync,
+        "asynchronous epochs were at most as long as synchronous ones; ResNet-50 on 24 workers "
+        "reached 75.1 % accuracy with BSP, 74.6 % with ASP, and 72.8 % with SSP and a bound of 3",
+        f"{JIA}; {KO}",
+    ),
+    Rule(
+        "all-reduce or servers",
+        _without_servers_why,
+        _without_servers,
+        "algorithms with servers scaled poorly, those without avoided the bottleneck",
+        KO,
+    ),
+    Rule(
+        "gossip",
+        _without_servers_why,
+        _gossip,
+        "training without servers avoided the bottleneck; ResNet-50 on 24 workers reached 74.1 % "
+        "accuracy with AD-PSGD, 75.1 % with BSP, and at most 46.4 % with GoSGD",
+        KO,
+    ),
+    Rule(
+        "period of exchanges",
+        _period_why,
+        _period,
+        "exchanging less often cost much accuracy: ResNet-50 on 24 workers reached 47.1 % with "
+        "EASGD of period 4, 45.3 % of period 8, and 75.1 % with BSP",
+        KO,
+    ),
+    Rule(
+        "stragglers",
+        _stragglers_why,
+        _stragglers,
+        "synchronous training with a few backup workers reached a given accuracy earlier than both "
+        "plain synchronous and asynchronous training",
+        "Chen, Pan, Monga, Bengio, Jozefowicz, 2016, arXiv 1604.00981",
+    ),
+    Rule(
+        "hardware",
+        _hardware_why,
+        _hardware,
+        "VGG-16 is bound by communication more than ResNet-50, and 10 Gbps more than 56",
+        KO,
+        hardware=True,
+    ),
+)

@@ -1,0 +1,183 @@
+"""Advice: gains are predicted, flags do what they say, and nothing unsure is recommended."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from perfmodel import Advice, advise, make_job, predict
+from perfmodel.base.provenance import Source
+from perfmodel.base.uncertainty import WIDTH, Uncertainty
+from perfmodel.cli import cli
+from perfmodel.inputs.cluster import Cluster, Collective, Link, Piece
+from perfmodel.inputs.job import Job, Straggler
+from perfmodel.predicting import gains
+from perfmodel.predicting.gains import gain
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.rules import RULES
+
+SLOW: dict[str, Any] = {"model": "vgg16", "device": "v100", "workers": 8}
+EIGHT_SERVERS = {**SLOW, "model": "resnet50", "arch": "bsp", "options": {"servers": 8}}
+JOBS: dict[str, dict[str, Any]] = {
+    "servers": {**SLOW, "arch": "ps"},
+    "overlap": {**SLOW, "arch": "ring", "options": {"overlap": False, "bucketing": "layer"}},
+    "buckets": {**SLOW, "model": "resnet50", "arch": "ring", "options": {"bucketing": "layer"},
+                "latency_s": 2e-3},
+    "jitter": {**EIGHT_SERVERS, "jitter": 0.3},
+    "straggler": {**EIGHT_SERVERS, "stragglers": (Straggler(1, 3.0),)},
+    "averages": {**SLOW, "arch": "local_sgd", "options": {"period": 2}},
+    "gossip": {**SLOW, "arch": "gosgd", "options": {"probability": 1.0}},
+    "alone": {"model": "resnet50", "device": "v100", "workers": 1, "arch": "ring"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def advice() -> dict[str, Advice]:
+    return {name: advise(**arguments) for name, arguments in JOBS.items()}
+
+
+def test_every_rule_applies_to_some_job(advice: dict[str, Advice]) -> None:
+    said = {each.rule for a in advice.values() for each in (*a.recommended, *a.unsure)}
+    assert said == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("arch", ["ps", "ring", "local_sgd", "easgd"])
+def test_a_gain_is_that_of_its_flags(arch: str) -> None:
+    found = advise(**SLOW, arch=arch)
+    some = [each for each in (*found.recommended, *found.unsure) if each.flags]
+    assert some
+    words = ["predict", "--model", "vgg16", "--device", "v100", "--workers", "8", "--arch", arch]
+    for each in some:
+        result = CliRunner().invoke(
+            cli, [*words, *shlex.split(each.flags), "--fidelity", "auto", "--json"]
+        )
+        assert result.exit_code == 0, result.output
+        then = json.loads(result.stdout)["throughput_samples_per_s"]
+        before = found.prediction.throughput_samples_per_s
+        assert then / before == pytest.approx(each.gain.ratio, rel=1e-12)
+
+
+def test_what_is_recommended_is_sure(advice: dict[str, Advice]) -> None:
+    for found in advice.values():
+        assert all(each.gain.interval[0] > 1.0 for each in found.recommended)
+        assert all(each.gain.interval[0] <= 1.0 < each.gain.ratio for each in found.unsure)
+    assert any(found.unsure for found in advice.values())
+
+
+def test_a_change_is_the_best_of_its_rule(advice: dict[str, Advice]) -> None:
+    for found in advice.values():
+        for each in (*found.recommended, *found.unsure):
+            assert all(other.gain.ratio <= each.gain.ratio for other in each.others)
+
+
+def test_a_worker_alone_needs_a_faster_device(advice: dict[str, Advice]) -> None:
+    (only,) = advice["alone"].recommended
+    assert only.change == "devices twice as fast"
+    assert only.gain.ratio == pytest.approx(2.0)
+    assert advice["alone"].hardware is only
+
+
+def test_staleness_is_named_as_the_price(advice: dict[str, Advice]) -> None:
+    (each,) = [r for r in advice["jitter"].recommended if r.rule == "synchronisation"]
+    assert each.flags == "--arch asp"
+    assert each.price == "gradients are 7 updates old instead of 0"
+    assert each.prediction.staleness is not None
+    assert each.prediction.staleness.mean == pytest.approx(7.0, abs=0.01)
+
+
+def test_what_does_not_fit_into_memory_is_left_out() -> None:
+    """A step of 256 samples takes 16.6 of 17.2 GB, one of 128 half of that."""
+    half, full = (advise(**SLOW, arch="ps", batch_size=batch) for batch in (128, 256))
+    assert "batch size" in {each.rule for each in (*half.recommended, *half.unsure)}
+    assert "batch size" not in {each.rule for each in (*full.recommended, *full.unsure)}
+
+
+def test_measured_collectives_are_not_scaled_with_the_bandwidth() -> None:
+    slow = Collective(
+        operation="all_reduce", pieces=(Piece(0.05, 1e-8),), ranks=(2, 8), bytes=(1.0, 1e9)
+    )
+    where = Cluster(
+        name="measured", nic=Link(1e9, 1e-5), source=Source("measured", "here"), collectives=(slow,)
+    )
+    found = advise(model="resnet50", device="v100", arch="ring", workers=8, cluster=where)
+    (hardware,) = [each for each in (*found.recommended, *found.unsure) if each.hardware]
+    names = {hardware.change, *(other.change for other in hardware.others)}
+    assert names == {"devices twice as fast"}
+
+
+def answered(spread: Uncertainty, rate: float) -> tuple[Job, Prediction]:
+    job = make_job(model="resnet18", workers=2)
+    p = predict(job)
+    assert p.interval is not None
+    interval = msgspec.structs.replace(
+        p.interval, iteration_s=spread.interval(p.iteration_s), parts=spread
+    )
+    return job, msgspec.structs.replace(p, throughput_samples_per_s=rate, interval=interval)
+
+
+def test_what_both_predictions_share_cancels() -> None:
+    """Nominal links: variance 2 m^2 + 2 (1 - rho) r^2 of two equal uncertainties."""
+    spread = Uncertainty(measurement=0.03, model=0.2)
+    before, after = answered(spread, 100.0), answered(spread, 150.0)
+    found = gain(*before, *after)
+    sd = math.sqrt(2.0 * 0.03**2 + 2.0 * (1.0 - gains.SHARED["nominal"]) * 0.2**2)
+    assert found.ratio == 1.5
+    assert found.interval[1] / 1.5 == pytest.approx(math.exp(WIDTH * sd), rel=1e-6)
+    assert found.probability == pytest.approx(0.5 * math.erfc(-math.log(1.5) / sd / math.sqrt(2)))
+
+
+def test_canary_independent_errors_make_gains_less_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    spread = Uncertainty(measurement=0.03, model=0.2)
+    before, after = answered(spread, 100.0), answered(spread, 150.0)
+    known = gain(*before, *after)
+    monkeypatch.setattr(gains, "SHARED", {"nominal": 0.0, "measured": 0.0})
+    assert gain(*before, *after).interval[0] < known.interval[0]
+
+
+def test_nothing_gained_is_as_likely_as_not() -> None:
+    same = answered(Uncertainty(model=0.1), 100.0)
+    assert gain(*same, *same).probability == 0.5
+    exact = answered(Uncertainty(), 100.0)
+    assert gain(*exact, *exact) == gains.Gain(1.0, (1.0, 1.0), 0.5)
+
+
+def test_the_command_prints_what_the_library_finds() -> None:
+    words = ["advise", "--model", "vgg16", "--device", "v100", "--workers", "8"]
+    found = advise(**SLOW)
+    printed = CliRunner().invoke(cli, [*words, "--json"])
+    assert json.loads(printed.stdout) == json.loads(found.to_json())
+    text = CliRunner().invoke(cli, words).stdout
+    for each in found.recommended:
+        assert f"{each.change}: {each.gain.ratio:.2f} times as fast" in text
+        assert each.source in text
+    assert list(found.to_frame()["recommended"]) == [each["recommended"] for each in found.rows()]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "resnet5"], "resnet50"),
+        (["--model", "resnet50", "--workers", "0"], "workers"),
+        (["--model", "resnet50", "--arch", "ps", "--option", "period=3"], "period"),
+        (["--model", "resnet50", "--tolerance", "5%", "--fidelity", "fine"], "--tolerance"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from perfmodel.cli import main
+
+    monkeypatch.setattr("sys.argv", ["perfmodel", "advise", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert error.startswith("perfmodel: error:")
+    assert error.count("\n") == 1
+    assert said in error
