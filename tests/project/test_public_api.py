@@ -18,6 +18,7 @@ from perfmodel.cli import cli
 from perfmodel.graph.op_graph import CAUSES
 
 NAMES = [
+    "Advice",
     "Cluster",
     "Comparison",
     "Crossover",
@@ -44,6 +45,7 @@ NAMES = [
     "Workload",
     "WorkloadLayer",
     "__version__",
+    "advise",
     "build_graph",
     "compare",
     "evaluate",
