@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from perfmodel.studies.advice import Advice, advise
 >>>>>>> 55a995a (Advise what would make a job faster)
     from perfmodel.studies.comparison import Comparison, compare
+    from perfmodel.studies.convergence import Convergence, TrainingSetup, converge
     from perfmodel.studies.crossovers import Crossover, Explanation, explain
     from perfmodel.studies.formulas import Formula, formula
     from perfmodel.studies.sweeps import Sweep, sweep
@@ -49,6 +50,7 @@ _HOME = {
     "Advice": "studies.advice",
     "Cluster": "inputs.cluster",
     "Comparison": "studies.comparison",
+    "Convergence": "studies.convergence",
     "Crossover": "studies.crossovers",
     "DeadlockError": "base.errors",
     "Device": "inputs.device",
@@ -69,12 +71,14 @@ _HOME = {
     "Source": "base.provenance",
     "Straggler": "inputs.job",
     "Sweep": "studies.sweeps",
+    "TrainingSetup": "studies.convergence",
     "Variants": "predicting.variants",
     "Workload": "inputs.workload",
     "WorkloadLayer": "inputs.workload",
     "advise": "studies.advice",
     "build_graph": "api",
     "compare": "studies.comparison",
+    "converge": "studies.convergence",
     "evaluate": "predicting.variants",
     "explain": "studies.crossovers",
     "formula": "studies.formulas",
@@ -90,6 +94,7 @@ __all__ = [
     "Advice",
     "Cluster",
     "Comparison",
+    "Convergence",
     "Crossover",
     "DeadlockError",
     "Device",
@@ -110,12 +115,14 @@ __all__ = [
     "Source",
     "Straggler",
     "Sweep",
+    "TrainingSetup",
     "Variants",
     "Workload",
     "WorkloadLayer",
     "advise",
     "build_graph",
     "compare",
+    "converge",
     "evaluate",
     "explain",
     "formula",

@@ -23,7 +23,7 @@ class Plan(NamedTuple):
     applied : whether a GRADIENT is applied somewhere.
     last : whether an APPLY or DROP is the last row that uses its gradient.
     staleness : of each APPLY, mean over its slices.
-    gathered : gradients in one step of the optimizer, on average.
+    gathered : gradients in one step of the optimizer, or of the mean of all models, on average.
     old : versions that are mixed in after they have been overwritten, and how often.
     has_centre : whether there is a centre.
     """
@@ -75,7 +75,11 @@ def _staleness(schedule: Schedule) -> Floats:
 
 
 def _gathered(schedule: Schedule, applies: Ids) -> float:
-    """Mean number of gradients in one step of the optimizer."""
+    """Mean number of gradients in one step of the optimizer.
+
+    Where workers step their own models, and average these, one step of the average has gathered the
+    gradients of all workers.
+    """
     if not len(applies):
         return 1.0
     columns = (schedule.group, schedule.model, schedule.slice)
@@ -83,7 +87,9 @@ def _gathered(schedule: Schedule, applies: Ids) -> float:
     different = np.zeros(len(applies) - 1, np.bool_)
     for column in columns:
         different |= np.diff(column[applies][order].astype(np.int64)) != 0
-    return len(applies) / (int(different.sum()) + 1)
+    steps = int(different.sum()) + 1
+    averaged = schedule.header.workers if (schedule.model[applies] != CENTRE).all() else 1
+    return averaged * len(applies) / steps
 
 
 def _old_versions(schedule: Schedule) -> dict[Version, int]:

@@ -89,12 +89,13 @@ def network_task(name: str, data: Data, hidden: int = HIDDEN) -> NetworkTask:
 
 
 TASKS: Mapping[str, Callable[[int], Task]] = {
+    "mixture": lambda seed: network_task("mixture", mixture(seed)),
     "mixture-softmax": lambda seed: softmax_task("mixture-softmax", mixture(seed)),
-    "mixture-network": lambda seed: network_task("mixture-network", mixture(seed)),
+    "digits": lambda seed: network_task("digits", digits(seed)),
     "digits-softmax": lambda seed: softmax_task("digits-softmax", digits(seed)),
-    "digits-network": lambda seed: network_task("digits-network", digits(seed)),
 }
-"""Shipped tasks by name, made from the seed of their data."""
+"""Shipped tasks by name, made from the seed of their data: two-layer networks, and softmax
+regression."""
 
 
 def make_task(spec: str, data_seed: int = 0) -> Task:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from perfmodel.base.arrays import Floats
+
 Event = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -178,6 +180,37 @@ def against(points: Mapping[str, Sequence[tuple[float, float]]], title: str) -> 
     axes.set_xlabel(f"measured {title}")
     axes.set_ylabel(f"predicted {title}")
     axes.legend(fontsize=8)
+    return drawing
+
+
+def curves(
+    series: Mapping[str, Mapping[str, tuple[Floats, Floats]]], target: float, task: str
+) -> Figure:
+    """A figure of trainings: accuracy over predicted seconds, and over samples.
+
+    Parameters
+    ----------
+    series : by the name of a job its means, and half-widths of their intervals (NaN: none), of
+        ``time_s``, ``samples`` and ``accuracy``.
+    target : accuracy that is marked.
+    task : what the accuracy is of.
+
+    Raises
+    ------
+    InputError : matplotlib is not installed.
+    """
+    drawing = _empty(9, 4.5)
+    axes = drawing.subplots(1, 2, sharey=True)
+    names = {"time_s": "predicted time of the job (s)", "samples": f"samples of {task}"}
+    for place, (over, words) in zip(axes, names.items(), strict=True):
+        for number, (name, columns) in enumerate(series.items()):
+            (xs, _), (ys, half) = columns[over], columns["accuracy"]
+            place.plot(xs, ys, color=f"C{number % 10}", label=name)
+            place.fill_between(xs, ys - half, ys + half, color=f"C{number % 10}", alpha=0.2, linewidth=0)
+        place.axhline(target, color="grey", linestyle="--", linewidth=1)
+        place.set_xlabel(words)
+    axes[0].set_ylabel(f"accuracy of {task}")
+    axes[1].legend(fontsize=8, loc="lower right")
     return drawing
 
 

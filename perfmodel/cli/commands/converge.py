@@ -1,0 +1,160 @@
+"""``perfmodel converge``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from perfmodel.base.errors import InputError
+from perfmodel.cli.jobs import JobFlags, job_options
+from perfmodel.cli.options import (
+    all_of,
+    check_files,
+    ending,
+    one,
+    progress,
+    read_number,
+    write_files,
+)
+
+TRAINING = (
+    click.option(
+        "--task",
+        metavar="NAME",
+        default="mixture",
+        show_default=True,
+        help="What is trained: mixture, mixture-softmax, digits, digits-softmax (extra: converge), "
+        "or package.module:function of one's own.",
+    ),
+    click.option(
+        "--epochs",
+        metavar="N",
+        callback=one(read_number),
+        default="5",
+        show_default=True,
+        help="Passes over the task's samples, of all workers together.",
+    ),
+    click.option(
+        "--task-batch-size",
+        type=int,
+        metavar="N",
+        default=16,
+        show_default=True,
+        help="Samples of the task in one worker's gradient.",
+    ),
+    click.option(
+        "--lr", metavar="RATE", callback=one(read_number), default="0.05", show_default=True,
+        help="Learning rate of one worker's batch.",
+    ),
+    click.option(
+        "--lr-scaling",
+        metavar="none|linear|square-root",
+        default="linear",
+        show_default=True,
+        help="How the learning rate grows with the gradients of one step.",
+    ),
+    click.option(
+        "--lr-by-staleness", is_flag=True, help="Divide each gradient by its staleness + 1."
+    ),
+    click.option(
+        "--warmup-epochs", metavar="N", callback=one(read_number), default="0", show_default=True,
+        help="Epochs in which the learning rate grows from 0.",
+    ),
+    click.option(
+        "--momentum", metavar="M", callback=one(read_number), default="0.9", show_default=True,
+        help="Of SGD, below 1.",
+    ),
+    click.option(
+        "--momentum-at",
+        metavar="server|worker",
+        default="server",
+        show_default=True,
+        help="Where momentum is kept.",
+    ),
+    click.option(
+        "--weight-decay", metavar="W", callback=one(read_number), default="0", show_default=True,
+        help="Of SGD.",
+    ),
+    click.option("--evaluations", type=int, metavar="N", default=20, show_default=True,
+                 help="How often accuracy is measured."),
+)  # fmt: skip
+
+
+@click.command()
+@job_options(lists=True)
+@all_of(TRAINING)
+@click.option(
+    "--seeds", type=int, metavar="N", default=5, show_default=True, help="Trainings of each job."
+)
+@click.option(
+    "--target",
+    metavar="ACCURACY",
+    callback=one(read_number),
+    help="Accuracy whose time is asked for.  [default: 98 % of the best]",
+)
+@click.option("--noise", is_flag=True, help="Measure the gradient noise scale as well.")
+@click.option("--processes", type=int, metavar="N", help="At once.  [default: processor cores]")
+@click.option(
+    "--published",
+    is_flag=True,
+    help="Print published accuracies of the same algorithms, and train nothing.",
+)
+@click.option("--csv", metavar="FILE", help="Write the curves as CSV; - prints them instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+def converge(
+    flags: JobFlags, csv: str | None, as_json: bool, plot: str | None, **given: Any
+) -> None:  # fmt: skip
+    """Train a small task in the order of a job, and read accuracy against predicted time.
+
+    The speed comes from the job, the learning from the task. Options of the job take lists, as in
+    perfmodel sweep: each combination is trained.
+
+    \b
+    perfmodel converge --model resnet50 --device v100 --workers 8 --arch bsp,asp --epochs 5
+    perfmodel converge --model resnet50 --device v100 --workers 4,8,16 --arch asp --momentum 0.9
+    """
+    from perfmodel.cli.printing import convergence as report
+
+    if given.pop("published"):
+        report.published(as_json=as_json)
+        return
+    from perfmodel.replay.optimizer import Optimizer
+    from perfmodel.studies import convergence
+
+    if csv == "-" and as_json:
+        raise InputError("--csv - and --json: both print; give one of them")
+    check_files(plot, csv if csv != "-" else None)
+    training = convergence.TrainingSetup(
+        task=given["task"],
+        epochs=given["epochs"],
+        batch_size=given["task_batch_size"],
+        evaluations=given["evaluations"],
+        noise_batches=convergence.NOISE_BATCHES if given["noise"] else 0,
+        optimizer=Optimizer(
+            learning_rate=given["lr"],
+            momentum=given["momentum"],
+            momentum_at=given["momentum_at"],
+            weight_decay=given["weight_decay"],
+            scaling=given["lr_scaling"],
+            by_staleness=given["lr_by_staleness"],
+            warmup_epochs=given["warmup_epochs"],
+        ),
+    )
+    how = {name: given[name] for name in ("seeds", "target", "processes")}
+    arguments = flags.arguments(flags.job, lists=True)
+    with progress() as advance:
+        found = convergence.converge(training, **how, **arguments, progress=advance)
+    written = []
+    if csv is not None and csv != "-":
+        written.append((csv, found.to_csv().encode(), ""))
+    if plot is not None:
+        written.append((plot, found.to_image(ending(plot)), ""))
+    write_files(written)
+    if csv == "-":
+        click.echo(found.to_csv(), nl=False)
+    elif as_json:
+        click.echo(found.to_json())
+    else:
+        report.convergence(found)

@@ -1,0 +1,386 @@
+"""Accuracy over predicted time: what a job's speed is worth.
+
+The speed comes from the jobs, the learning from a small task: :func:`converge` simulates each job,
+records which gradient is computed on which parameters and when it is applied, and trains the task
+with real gradients in exactly that order (:mod:`perfmodel.replay`). A step of the job stands for a
+step of the task; the seconds are the job's, loss and accuracy the task's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel import api
+from perfmodel.base import files
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.inputs.job import Job
+from perfmodel.predicting.recording import schedule_of
+from perfmodel.replay.curve import Curve
+from perfmodel.replay.optimizer import Optimizer
+from perfmodel.replay.replay import replay
+from perfmodel.replay.tasks import make_task
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.grids import Row, distinct, grid, label
+from perfmodel.studies.sweeps import Progress, common, frame
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+SCHEMA = "perfmodel.convergence/1"
+
+MOST_JOBS, MOST_SEEDS = 16, 100
+"""Jobs that are trained side by side, and seeds of each."""
+
+COVERAGE = 0.9
+"""Of intervals of a mean over seeds (Student's t)."""
+
+CLOSE = 0.98
+"""Part of the best job's final accuracy that is the target, where none is given."""
+
+NOISE_BATCHES = 32
+"""Batches from which gradient noise is measured, where it is asked for."""
+
+COLUMNS = ("samples", "updates", "time_s", "loss", "accuracy")
+
+
+class TrainingSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How the task is trained, with every job alike.
+
+    Attributes
+    ----------
+    task : a name of :data:`perfmodel.replay.tasks.TASKS`, or ``package.module:function``.
+    epochs : passes over the task's training samples, of all workers together.
+    batch_size : samples of the task in one worker's gradient.
+    optimizer : see :class:`perfmodel.replay.optimizer.Optimizer`.
+    evaluations : how often loss and accuracy are measured.
+    noise_batches : batches from which the gradient noise is measured at each evaluation; 0: not.
+    """
+
+    task: str = "mixture"
+    epochs: float = 5.0
+    batch_size: int = 16
+    optimizer: Optimizer = Optimizer()
+    evaluations: int = 20
+    noise_batches: int = 0
+
+    def __post_init__(self) -> None:
+        number("epochs", self.epochs, above=0.0, at_most=1e6)
+        whole_number("batch_size", self.batch_size)
+        whole_number("evaluations", self.evaluations)
+        whole_number("noise_batches", self.noise_batches, at_least=0)
+
+
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, and the curves of the task trained in its order, one for each seed."""
+
+    name: str
+    prediction: Prediction
+    curves: tuple[Curve, ...]
+
+    @property
+    def diverged(self) -> int:
+        """How many of the seeds diverged."""
+        return sum(curve.divergence is not None for curve in self.curves)
+
+    def mean(self, column: str) -> tuple[Floats, Floats]:
+        """Mean over the seeds at each evaluation that all of them reached, and the half-width of
+        its interval; NaN for a single seed."""
+        length = min(len(curve.samples) for curve in self.curves)
+        values = np.array([getattr(curve, column)[:length] for curve in self.curves], np.float64)
+        return values.mean(axis=0), half_width(values)
+
+    @property
+    def accuracy(self) -> tuple[float, float]:
+        """Mean final accuracy and the half-width of its interval; 0 where a seed diverged."""
+        last = [0.0 if c.divergence is not None else float(c.accuracy[-1]) for c in self.curves]
+        return float(np.mean(last)), float(half_width(np.array(last)[:, None])[0])
+
+    def time_to(self, target: float) -> tuple[float, float, int]:
+        """Mean predicted seconds to an accuracy, half-width, and how many seeds reach it; NaN
+        where none does. Seeds that do not are left out of the mean."""
+        reached = [t for c in self.curves if (t := c.time_to(target)) is not None]
+        if not reached:
+            return math.nan, math.nan, 0
+        spread = float(half_width(np.array(reached)[:, None])[0])
+        return float(np.mean(reached)), spread, len(reached)
+
+    @property
+    def noise_scale_samples(self) -> float | None:
+        """Gradient noise scale over all evaluations and seeds; None if it was not measured."""
+        from perfmodel.replay.noise_scale import average
+
+        every = [each for curve in self.curves for each in curve.noise]
+        return average(every).scale_samples if every else None
+
+
+class Convergence(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs and what the task learns in their order.
+
+    ``target`` is an accuracy of the task; if none was given, :data:`CLOSE` of the best final one.
+    """
+
+    training: TrainingSetup
+    seeds: int
+    target: float
+    trained: tuple[Trained, ...]
+
+    def __repr__(self) -> str:
+        said = (f"{t.name}: {t.accuracy[0]:.3f}" for t in self.trained)
+        return f"Convergence({self.training.task}, {'; '.join(said)})"
+
+    @property
+    def title(self) -> str:
+        """What the speed is from, and what the learning, in words."""
+        jobs = common([t.prediction for t in self.trained])
+        return (
+            f"seconds are those predicted for {jobs}; loss and accuracy are those of the task "
+            f"{self.training.task!r}, trained in the same order of reads and updates"
+        )
+
+    @property
+    def first(self) -> Trained | None:
+        """The job that reaches the target first, with all its seeds; None if none does."""
+        at = [(t.time_to(self.target), t) for t in self.trained]
+        every = [(seconds, t) for (seconds, _, n), t in at if n == self.seeds]
+        return min(every, key=lambda each: each[0])[1] if every else None
+
+    def rows(self) -> list[Row]:
+        """A row per job: speed, staleness, final accuracy, time to the target."""
+        rows = []
+        for t in self.trained:
+            p = t.prediction
+            accuracy, spread = t.accuracy
+            seconds, seconds_spread, reached = t.time_to(self.target)
+            loss, _ = t.mean("loss")
+            rows.append(
+                {
+                    "job": t.name,
+                    "iteration_s": p.iteration_s,
+                    "staleness_mean": p.staleness.mean if p.staleness is not None else None,
+                    "accuracy": accuracy,
+                    "accuracy_half_width": _number(spread),
+                    "loss": float(loss[-1]),
+                    "training_s": float(t.mean("time_s")[0][-1]),
+                    "time_to_target_s": _number(seconds),
+                    "time_to_target_half_width_s": _number(seconds_spread),
+                    "reached": reached,
+                    "diverged": t.diverged,
+                    "diverged_at_update": min(
+                        (c.divergence.update for c in t.curves if c.divergence), default=None
+                    ),
+                    "noise_scale_samples": t.noise_scale_samples,
+                }
+            )
+        return rows
+
+    def points(self) -> list[Row]:
+        """A row per job and evaluation: means over the seeds and half-widths of loss and
+        accuracy."""
+        rows = []
+        for t in self.trained:
+            means = {name: t.mean(name) for name in COLUMNS}
+            for k in range(len(means["samples"][0])):
+                row: Row = {"job": t.name}
+                row |= {name: float(mean[k]) for name, (mean, _) in means.items()}
+                for name in ("loss", "accuracy"):
+                    row[f"{name}_half_width"] = _number(float(means[name][1][k]))
+                rows.append(row)
+        return rows
+
+    def to_frame(self) -> pd.DataFrame:
+        """The points as a frame."""
+        return frame(self.points())
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The points as CSV text, also written to ``path`` if there is one.
+
+        Raises
+        ------
+        InputError : the place cannot be written.
+        """
+        text = self.to_frame().to_csv(index=False, lineterminator="\n")
+        if path is not None:
+            files.write(path, text.encode())
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        values: dict[str, Any] = {
+            "schema": SCHEMA,
+            "title": self.title,
+            "training": msgspec.to_builtins(self.training),
+            "seeds": self.seeds,
+            "target": self.target,
+            "rows": self.rows(),
+            "points": self.points(),
+        }
+        return values
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(files.finite(self.to_dict(), "inf"), indent=2)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: accuracy over predicted seconds and over samples (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.drawing import curves
+
+        series = {t.name: {name: t.mean(name) for name in COLUMNS} for t in self.trained}
+        return curves(series, self.target, self.training.task)
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure as a png, svg or pdf file.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed, or does not write that format.
+        """
+        from perfmodel.results.drawing import image
+
+        return image(self.plot(), ending)
+
+
+def converge(
+    training: TrainingSetup | None = None,
+    *,
+    seeds: int = 5,
+    target: float | None = None,
+    processes: int | None = None,
+    max_ops: float = api.MOST_OPS,
+    progress: Progress | None = None,
+    **arguments: Any,
+) -> Convergence:
+    """Train a small task in the order in which jobs read parameters and apply gradients.
+
+    Parameters
+    ----------
+    training : the task and how it is trained.
+    seeds : of the task's initial parameters and order of samples, and of what is random in a job.
+    target : accuracy whose time is asked for.
+    processes : that share the work, by default as many as there are processor cores; 1: this one.
+    max_ops : see :func:`perfmodel.predict`.
+    progress : called with (done, all) after each training.
+    arguments : those of :func:`perfmodel.sweep`: each combination of values is a job.
+
+    Raises
+    ------
+    InputError : more than 16 jobs, a number out of range, a task or its extra that is missing, or
+        an impossible job.
+
+    >>> found = converge(TrainingSetup(epochs=1), seeds=1, processes=1, model="resnet50", device="v100",
+    ...                  workers=4, arch=["bsp", "asp"])
+    >>> [each.name for each in found.trained]
+    ['bsp', 'asp']
+    """
+    how = training if training is not None else TrainingSetup()
+    whole_number("seeds", seeds, at_most=MOST_SEEDS)
+    if target is not None:
+        number("target", target, above=0.0, at_most=1.0)
+    if processes is not None:
+        whole_number("processes", processes)
+    found = grid(arguments)
+    if len(found.jobs) > MOST_JOBS:
+        raise InputError(f"converge: {len(found.jobs)} jobs; at most {MOST_JOBS}")
+    task = make_task(how.task)
+    gradients = math.ceil(how.epochs * task.samples / how.batch_size)
+    predictions = [api.predict(job, max_ops=max_ops) for job in found.jobs]
+    work = [
+        Work(job, p.throughput_samples_per_s, how, gradients, seed, max_ops)
+        for job, p in zip(found.jobs, predictions, strict=True)
+        for seed in range(seeds)
+    ]
+    curves: list[Curve | None] = [None] * len(work)
+    for done, (k, curve) in enumerate(_all(work, processes), 1):
+        curves[k] = curve
+        if progress is not None:
+            progress(done, len(work))
+    of = [tuple(c for c in curves[k : k + seeds] if c) for k in range(0, len(work), seeds)]
+    trained = tuple(
+        Trained(name=name, prediction=prediction, curves=own)
+        for name, prediction, own in zip(
+            distinct(label(point) for point in found.points), predictions, of, strict=True
+        )
+    )
+    if target is None:
+        target = CLOSE * max(t.accuracy[0] for t in trained)
+    return Convergence(training=how, seeds=seeds, target=target, trained=trained)
+
+
+class Work(NamedTuple):
+    """A job, its throughput, how its task is trained, with how many gradients, and the seed."""
+
+    job: Job
+    samples_per_s: float
+    training: TrainingSetup
+    gradients: int
+    seed: int
+    max_ops: float
+
+
+def _all(work: Sequence[Work], processes: int | None) -> Iterator[tuple[int, Curve]]:
+    """The curve of each, with its place, as they are done."""
+    count = min(processes or os.cpu_count() or 1, len(work))
+    if count == 1:
+        for k, each in enumerate(work):
+            yield k, _train(each)
+        return
+    with ProcessPoolExecutor(count) as pool:
+        places = {pool.submit(_train, each): k for k, each in enumerate(work)}
+        try:
+            for future in as_completed(places):
+                yield places[future], future.result()
+        except BrokenProcessPool:
+            raise InputError("converge: a process ended; is there enough memory?") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _train(work: Work) -> Curve:
+    """Train the task in the order of a job."""
+    job = msgspec.structs.replace(work.job, seed=work.job.seed + work.seed)
+    schedule = schedule_of(
+        job, work.gradients, max_ops=work.max_ops, samples_per_s=work.samples_per_s
+    )
+    how = work.training
+    header = msgspec.structs.replace(schedule.header, batch_size=how.batch_size)
+    return replay(
+        msgspec.structs.replace(schedule, header=header),
+        make_task(how.task),
+        how.optimizer,
+        work.seed,
+        evaluations=how.evaluations,
+        noise_batches=how.noise_batches,
+    )
+
+
+def half_width(values: Floats) -> Floats:
+    """Half-widths of intervals of means over the first axis; NaN for a single value."""
+    from scipy import stats
+
+    count = len(values)
+    if count < 2:
+        return np.full(values.shape[1:], math.nan)
+    factor = stats.t.ppf(0.5 + COVERAGE / 2.0, count - 1) / math.sqrt(count)
+    spread: Floats = factor * values.std(axis=0, ddof=1)
+    return spread
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
