@@ -205,8 +205,9 @@ def curves(
     for place, (over, words) in zip(axes, names.items(), strict=True):
         for number, (name, columns) in enumerate(series.items()):
             (xs, _), (ys, half) = columns[over], columns["accuracy"]
-            place.plot(xs, ys, color=f"C{number % 10}", label=name)
-            place.fill_between(xs, ys - half, ys + half, color=f"C{number % 10}", alpha=0.2, linewidth=0)
+            colour = f"C{number % 10}"
+            place.plot(xs, ys, color=colour, label=name)
+            place.fill_between(xs, ys - half, ys + half, color=colour, alpha=0.2, linewidth=0)
         place.axhline(target, color="grey", linestyle="--", linewidth=1)
         place.set_xlabel(words)
     axes[0].set_ylabel(f"accuracy of {task}")

@@ -284,10 +284,10 @@ def converge(
     InputError : more than 16 jobs, a number out of range, a task or its extra that is missing, or
         an impossible job.
 
-    >>> found = converge(TrainingSetup(epochs=1), seeds=1, processes=1, model="resnet50", device="v100",
-    ...                  workers=4, arch=["bsp", "asp"])
+    >>> setup = TrainingSetup(epochs=1)
+    >>> found = converge(setup, seeds=1, model="resnet18", workers=2, arch=["ring", "gosgd"])
     >>> [each.name for each in found.trained]
-    ['bsp', 'asp']
+    ['ring', 'gosgd']
     """
     how = training if training is not None else TrainingSetup()
     whole_number("seeds", seeds, at_most=MOST_SEEDS)

@@ -34,10 +34,10 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "replay": "base theory results",
         "measuring": "base theory inputs results engine architectures profiler",
         "api": "base inputs graph results engine architectures predicting",
-        "studies": f"{ABOVE_BASE} architectures predicting api",
+        "studies": f"{ABOVE_BASE} architectures predicting replay api",
         "calibration": f"{ABOVE_BASE} architectures predicting measuring api",
         "validation": "base inputs results measuring api",
-        "cli": f"{ABOVE_BASE} architectures predicting studies calibration validation "
+        "cli": f"{ABOVE_BASE} architectures predicting replay studies calibration validation "
         "measuring profiler traces api",
         "__main__": "cli",
     }.items()

@@ -1,0 +1,170 @@
+"""Trainings in the order of jobs: seconds of the job, accuracy of the task."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from scipy import stats
+
+from perfmodel import Convergence, InputError, TrainingSetup, converge, make_job, predict
+from perfmodel.cli import cli, main
+from perfmodel.replay.optimizer import Optimizer
+from perfmodel.studies.convergence import half_width
+from perfmodel.validation.published_accuracy import PUBLISHED
+
+SETUP = TrainingSetup(epochs=0.5, evaluations=4, optimizer=Optimizer(learning_rate=0.05))
+JOB: dict[str, Any] = {"model": "resnet18", "device": "v100", "workers": 4}
+WORDS = [
+    *("converge", "--model", "resnet18", "--device", "v100", "--workers", "4"),
+    *("--arch", "ring,gosgd", "--epochs", "0.5", "--evaluations", "4", "--seeds", "2"),
+    *("--momentum", "0", "--lr-scaling", "none", "--processes", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def found() -> Convergence:
+    return converge(SETUP, seeds=2, processes=1, arch=["ring", "gosgd"], **JOB)
+
+
+def test_seconds_are_those_of_the_job(found: Convergence) -> None:
+    """Half an epoch of 4000 samples is 125 gradients of 16, in 32 steps of four workers."""
+    ring = found.trained[0]
+    step_s = predict(make_job(**JOB, arch="ring")).iteration_s
+    seconds, _ = ring.mean("time_s")
+    assert seconds[-1] == pytest.approx(math.ceil(125 / 4) * step_s, rel=0.02)
+    assert ring.curves[0].samples[-1] == pytest.approx(2000, abs=64)
+
+
+def test_processes_do_not_change_results(found: Convergence) -> None:
+    shared = converge(SETUP, seeds=2, processes=2, arch=["ring", "gosgd"], **JOB)
+    assert shared.to_json() == found.to_json()
+
+
+def test_seeds_change_results(found: Convergence) -> None:
+    for trained in found.trained:
+        first, second = trained.curves
+        assert not np.array_equal(first.loss, second.loss)
+
+
+def test_each_combination_is_a_job() -> None:
+    several = converge(
+        SETUP, seeds=1, processes=1, model="resnet18", device="v100", arch="gosgd", workers=[2, 3]
+    )
+    assert [t.name for t in several.trained] == ["2 workers", "3 workers"]
+    assert [t.prediction.workers for t in several.trained] == [2, 3]
+
+
+def test_bandwidth_changes_seconds_and_nothing_else() -> None:
+    slow, fast = converge(
+        SETUP, seeds=1, processes=1, arch="ring", bandwidth_bytes_per_s=[1e8, 1e9], **JOB
+    ).trained
+    assert np.array_equal(slow.curves[0].loss, fast.curves[0].loss)
+    assert slow.mean("time_s")[0][-1] > 1.5 * fast.mean("time_s")[0][-1]
+
+
+def test_half_widths_are_students() -> None:
+    values = np.array([[1.0], [2.0], [4.0]])
+    low, high = stats.t.interval(0.9, 2, loc=7.0 / 3.0, scale=stats.sem(values[:, 0]))
+    assert half_width(values)[0] == pytest.approx((high - low) / 2.0)
+    assert np.isnan(half_width(values[:1])).all()
+
+
+def test_target_is_part_of_the_best_accuracy(found: Convergence) -> None:
+    best = max(t.accuracy[0] for t in found.trained)
+    assert found.target == 0.98 * best
+    never = converge(SETUP, seeds=1, processes=1, target=1.0, arch="ring", **JOB)
+    assert never.first is None
+    assert never.rows()[0]["time_to_target_s"] is None
+    assert never.rows()[0]["reached"] == 0
+
+
+def test_divergence_is_reported_with_its_update() -> None:
+    wild = TrainingSetup(epochs=1.0, optimizer=Optimizer(learning_rate=50.0, momentum=0.9))
+    (trained,) = converge(wild, seeds=2, processes=1, target=0.5, arch="ring", **JOB).trained
+    assert trained.diverged == 2
+    assert trained.accuracy == (0.0, 0.0)
+    every = [c.divergence.update for c in trained.curves if c.divergence is not None]
+    assert min(every) > 0
+    assert all(np.isfinite(c.loss).all() for c in trained.curves)
+
+
+def test_noise_is_measured_where_asked_for(found: Convergence) -> None:
+    assert found.trained[0].noise_scale_samples is None
+    setup = TrainingSetup(epochs=0.25, evaluations=2, noise_batches=16)
+    (noisy,) = converge(setup, seeds=1, processes=1, arch="ring", **JOB).trained
+    assert noisy.noise_scale_samples is not None
+    assert noisy.noise_scale_samples > 0.0
+
+
+def test_the_command_says_what_the_library_finds(found: Convergence) -> None:
+    result = CliRunner().invoke(cli, [*WORDS, "--json"])
+    assert result.exit_code == 0, result.output
+    values, expected = json.loads(result.stdout), json.loads(found.to_json())
+    assert values["rows"] == expected["rows"]
+    assert values["points"] == expected["points"]
+    text = CliRunner().invoke(cli, WORDS).stdout
+    assert text.startswith("seconds are those predicted for")
+    assert "those of the task 'mixture'" in " ".join(text.split())
+    printed = CliRunner().invoke(cli, [*WORDS, "--csv", "-"]).stdout
+    assert len(list(csv.DictReader(io.StringIO(printed)))) == len(values["points"])
+
+
+def test_published_accuracies_stand_alone() -> None:
+    result = CliRunner().invoke(cli, ["converge", "--published", "--json"])
+    rows = json.loads(result.stdout)["rows"]
+    assert len(rows) == len(PUBLISHED)
+    assert all(row["source"] for row in rows)
+    table = {(row["algorithm"], row["setting"], row["workers"]): row["accuracy"] for row in rows}
+    assert table["ASP", "", 24] == 0.7459
+    assert table["GoSGD", "probability 0.01", 4] == 0.6775
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--target", "1.5"], "target"),
+        (["--task", "mixtur"], "did you mean 'mixture'"),
+        (["--task", "nowhere:made"], "nowhere"),
+        (["--momentum", "1"], "momentum"),
+        (["--lr", "nan"], "learning_rate"),
+        (["--lr-scaling", "cubic"], "scaling"),
+        (["--epochs", "0"], "epochs"),
+        (["--seeds", "0"], "seeds"),
+        (["--arch", "bsp,nope"], "nope"),
+        (["--workers", "1..17"], "at most 16"),
+        (["--csv", "-", "--json"], "--csv"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = ["perfmodel", "converge", "--model", "resnet18", "--device", "v100"]
+    monkeypatch.setattr("sys.argv", [*base, *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert error.startswith("perfmodel: error:")
+    assert error.count("\n") == 1
+    assert said in error
+
+
+def test_the_library_refuses_what_the_command_refuses() -> None:
+    with pytest.raises(InputError, match="target"):
+        converge(SETUP, target=1.5, **JOB)
+
+
+def test_a_plot_has_a_line_for_each_job(found: Convergence) -> None:
+    pytest.importorskip("matplotlib")
+    left, right = found.plot().axes
+    labels = [line.get_label() for line in right.get_lines()]
+    assert labels[:2] == [t.name for t in found.trained]
+    assert "time" in left.get_xlabel()
+    assert "samples" in right.get_xlabel()
