@@ -83,7 +83,7 @@ def divergences(optimizer: Optimizer, workers: int) -> list[int | None]:
     schedule = schedules.asp(workers, 600, batch_size=BATCH)
     found = []
     for seed in SEEDS:
-        curve = replay(schedule, task("mixture-network"), optimizer, seed, evaluations=10)
+        curve = replay(schedule, task("mixture"), optimizer, seed, evaluations=10)
         found.append(curve.divergence.update if curve.divergence else None)
     return found
 
@@ -100,7 +100,7 @@ def test_momentum_and_staleness_degrade_before_they_diverge() -> None:
         [
             replay(
                 schedules.asp(workers, 600, batch_size=BATCH),
-                task("mixture-network"),
+                task("mixture"),
                 STEEP,
                 seed,
                 evaluations=10,
