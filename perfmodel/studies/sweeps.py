@@ -12,9 +12,10 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.base import files
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, number
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
+from perfmodel.theory import statistical_efficiency
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +41,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     predictions: tuple[Prediction, ...]
     skipped: tuple[Skipped, ...]
     notes: tuple[str, ...] = ()
+    noise_scale_samples: float | None = None
 
     def __repr__(self) -> str:
         over = ", ".join(f"{len(axis.values)} x {axis.name}" for axis in self.axes)
@@ -55,9 +57,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
         Device and batch size are included if they depend on the varied inputs.
         ``scaling_efficiency`` is included if workers were varied: throughput over workers, as a
-        fraction of the same with the fewest workers, all else being equal.
+        fraction of the same with the fewest workers, all else being equal. With a gradient noise
+        scale, ``statistical_efficiency`` is the progress per sample relative to the smallest update
+        among the jobs, and ``goodput_samples_per_s`` its product with the throughput: the time to a
+        target is in inverse proportion to it (Qiao et al., "Pollux", OSDI 2021). Staleness is not
+        counted.
         """
         efficiency = self._scaling_efficiency()
+        least = min(map(samples_per_update, self.predictions))
         varied = {axis.name for axis in self.axes}
         follows = [
             name
@@ -69,6 +76,12 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             row = {**point, **{name: getattr(p, name) for name in follows}, **figures(p)}
             if efficiency:
                 row["scaling_efficiency"] = efficiency[i]
+            if self.noise_scale_samples is not None:
+                part = statistical_efficiency.efficiency(
+                    self.noise_scale_samples, samples_per_update(p), least
+                )
+                row["statistical_efficiency"] = part
+                row["goodput_samples_per_s"] = part * p.throughput_samples_per_s
             rows.append({**row, **how(p)})
         return rows
 
@@ -170,6 +183,7 @@ def sweep(
     tolerance: float = api.TOLERANCE,
     rel_ci: float = api.REL_CI,
     max_ops: float = api.MOST_OPS,
+    noise_scale_samples: float | None = None,
     progress: Progress | None = None,
     **arguments: Any,
 ) -> Sweep:
@@ -178,6 +192,9 @@ def sweep(
     Parameters
     ----------
     fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
+    noise_scale_samples : gradient noise scale of the training, for the efficiency of each job's
+        batch (:mod:`perfmodel.theory.statistical_efficiency`); :func:`perfmodel.converge` measures
+        that of its task.
     progress : called with (done, all) after each job.
     arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
         ``batch_size``; each, and each of the ``options``, may be a list of values (``stragglers``:
@@ -192,6 +209,8 @@ def sweep(
     >>> [list(point.values()) for point in found.points]
     [['ring', 1], ['ring', 2], ['ps', 1], ['ps', 2]]
     """
+    if noise_scale_samples is not None and noise_scale_samples != math.inf:
+        number("noise_scale_samples", noise_scale_samples)
     found = grid(arguments)
     points, predictions, skipped = [], [], list(found.skipped)
     how: dict[str, Any] = {
@@ -216,7 +235,19 @@ def sweep(
         predictions=tuple(predictions),
         skipped=tuple(skipped),
         notes=found.notes,
+        noise_scale_samples=noise_scale_samples,
     )
+
+
+def samples_per_update(p: Prediction) -> float:
+    """Samples whose gradients one update has; without servers, those of a step of all workers.
+
+    >>> found = sweep(model="resnet18", arch=["bsp", "asp", "gosgd"], workers=4, batch_size=16)
+    >>> [round(samples_per_update(p)) for p in found.predictions]
+    [64, 16, 64]
+    """
+    servers = p.architecture == "ps"
+    return p.throughput_samples_per_s / p.updates_per_s if servers else float(p.global_batch_size)
 
 
 def how(p: Prediction) -> Row:

@@ -342,6 +342,29 @@ def test_scaling_efficiency_by_hand() -> None:
     assert found.to_frame()["scaling_efficiency"].tolist() == pytest.approx(expected)
 
 
+def test_goodput_by_hand() -> None:
+    """A noise scale of 6 samples: updates of 2, 4 and 8 samples have (6 + 2) / (6 + B)."""
+    found = sweep(**SMALL, arch="ring", workers=[2, 4, 8], noise_scale_samples=6.0)
+    frame = found.to_frame()
+    assert [p.batch_size for p in found.predictions] == [1, 1, 1]
+    assert frame["statistical_efficiency"].tolist() == pytest.approx([1.0, 0.8, 8.0 / 14.0])
+    product = frame["throughput_samples_per_s"] * frame["statistical_efficiency"]
+    assert frame["goodput_samples_per_s"].tolist() == pytest.approx(product.tolist())
+    assert "goodput_samples_per_s" not in sweep(**SMALL, arch="ring").rows()[0]
+
+
+def test_asynchronous_updates_have_a_worker_s_samples() -> None:
+    found = sweep(**SMALL, arch=["bsp", "asp"], workers=4, noise_scale_samples=4.0)
+    efficiency = found.to_frame()["statistical_efficiency"]
+    assert efficiency.tolist() == pytest.approx([5.0 / 8.0, 1.0])
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan])
+def test_a_noise_scale_is_a_number_of_samples(wrong: float) -> None:
+    with pytest.raises(InputError, match="noise_scale_samples"):
+        sweep(**SMALL, noise_scale_samples=wrong)
+
+
 def test_scaling_efficiency_is_within_a_series() -> None:
     found = sweep(**SMALL, arch=["ring", "ps"], workers=[4, 2, 1], bandwidth_bytes_per_s=[1.0, 9.0])
     assert efficiency_is_wrong(found) == []

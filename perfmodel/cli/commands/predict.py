@@ -9,7 +9,14 @@ import click
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
-from perfmodel.cli.options import check_files, ending, progress, write_files
+from perfmodel.cli.options import (
+    check_files,
+    ending,
+    one,
+    progress,
+    read_number,
+    write_files,
+)
 
 if TYPE_CHECKING:
     from perfmodel.studies.grids import Skipped
@@ -88,11 +95,22 @@ def predict(
 @click.command()
 @job_options(lists=True)
 @model_options("auto")
+@click.option(
+    "--noise-scale",
+    metavar="SAMPLES",
+    callback=one(read_number),
+    help="Gradient noise scale of the training: also show how well batches use their samples.",
+)
 @click.option("--csv", metavar="FILE", help="Write the table as CSV; - prints it instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 def sweep(
-    flags: JobFlags, how: ModelFlags, csv: str | None, as_json: bool, plot: str | None
+    flags: JobFlags,
+    how: ModelFlags,
+    noise_scale: float | None,
+    csv: str | None,
+    as_json: bool,
+    plot: str | None,
 ) -> None:
     """Predict every combination of lists of values.
 
@@ -110,7 +128,7 @@ def sweep(
     check_files(plot, csv if csv != "-" else None)
     arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
     with progress() as advance:
-        found = sweeps.sweep(**arguments, progress=advance)
+        found = sweeps.sweep(**arguments, noise_scale_samples=noise_scale, progress=advance)
     written = []
     if csv is not None and csv != "-":
         written.append((csv, found.to_csv().encode(), ""))

@@ -36,6 +36,8 @@ HEADS = {
     "idle_fraction": "idle",
     "staleness_mean": "staleness",
     "scaling_efficiency": "scaling",
+    "statistical_efficiency": "of samples",
+    "goodput_samples_per_s": "goodput",
 }
 """Names of figures in a table."""
 
@@ -78,7 +80,9 @@ def cell_text(name: str, row: Mapping[str, Any]) -> str:
     if name == "throughput_samples_per_s":
         ci = row.get("throughput_ci_fraction")
         return f"{value:.5g} ± {ci:.1%}" if ci else f"{value:.5g}"
-    if name.endswith("_fraction") or name == "scaling_efficiency":
+    if name == "goodput_samples_per_s":
+        return f"{value:.5g}"
+    if name.endswith(("_fraction", "_efficiency")):
         return f"{value:.1%}"
     unit = dimension_of(name)
     return quantity(value, unit) if unit and math.isfinite(value) else f"{value:.4g}"
