@@ -343,20 +343,20 @@ def test_scaling_efficiency_by_hand() -> None:
 
 
 def test_goodput_by_hand() -> None:
-    """A noise scale of 6 samples: updates of 2, 4 and 8 samples have (6 + 2) / (6 + B)."""
-    found = sweep(**SMALL, arch="ring", workers=[2, 4, 8], noise_scale_samples=6.0)
+    """A noise scale of 24 samples: updates of 8, 16 and 32 samples have (24 + 8) / (24 + B)."""
+    found = sweep(**SMALL, arch="ring", workers=[2, 4, 8], noise_scale_samples=24.0)
     frame = found.to_frame()
-    assert [p.batch_size for p in found.predictions] == [1, 1, 1]
-    assert frame["statistical_efficiency"].tolist() == pytest.approx([1.0, 0.8, 8.0 / 14.0])
+    assert [p.batch_size for p in found.predictions] == [4, 4, 4]
+    assert frame["statistical_efficiency"].tolist() == pytest.approx([1.0, 0.8, 32.0 / 56.0])
     product = frame["throughput_samples_per_s"] * frame["statistical_efficiency"]
     assert frame["goodput_samples_per_s"].tolist() == pytest.approx(product.tolist())
     assert "goodput_samples_per_s" not in sweep(**SMALL, arch="ring").rows()[0]
 
 
 def test_asynchronous_updates_have_a_worker_s_samples() -> None:
-    found = sweep(**SMALL, arch=["bsp", "asp"], workers=4, noise_scale_samples=4.0)
+    found = sweep(**SMALL, arch=["bsp", "asp"], workers=4, noise_scale_samples=16.0)
     efficiency = found.to_frame()["statistical_efficiency"]
-    assert efficiency.tolist() == pytest.approx([5.0 / 8.0, 1.0])
+    assert efficiency.tolist() == pytest.approx([20.0 / 32.0, 1.0])
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan])
