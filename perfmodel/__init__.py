@@ -35,11 +35,8 @@ if TYPE_CHECKING:
     from perfmodel.inputs.workload import Workload, WorkloadLayer
     from perfmodel.predicting.variants import Variants, evaluate
     from perfmodel.results.prediction import Prediction
-<<<<<<< HEAD
     from perfmodel.results.schedule import Schedule
-=======
     from perfmodel.studies.advice import Advice, advise
->>>>>>> 55a995a (Advise what would make a job faster)
     from perfmodel.studies.comparison import Comparison, compare
     from perfmodel.studies.convergence import Convergence, TrainingSetup, converge
     from perfmodel.studies.crossovers import Crossover, Explanation, explain

@@ -128,14 +128,14 @@ def test_one_gradient_is_stale_as_the_schedule_says() -> None:
 def test_recorded_staleness_and_momentum_diverge(workers: int, diverges: bool) -> None:
     schedule = recorded("asp", workers, 400)
     steep = Optimizer(learning_rate=0.05, momentum=0.9)
-    curve = replay(schedule, make_task("mixture-network"), steep, evaluations=4)
+    curve = replay(schedule, make_task("mixture"), steep, evaluations=4)
     assert (curve.divergence is not None) == diverges
 
 
 @pytest.mark.slow
 def test_20_000_updates_of_8_workers_on_digits_take_less_than_20_s() -> None:
     pytest.importorskip("sklearn")
-    task = make_task("digits-network")
+    task = make_task("digits")
     begin = time.thread_time()  # other programs may run beside this one
     job = make_job(model="resnet18", workers=8, arch="asp")
     curve = replay(predict(job).schedule(20_000), task, SGD)
