@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from perfmodel.studies.convergence import Convergence, TrainingSetup, converge
     from perfmodel.studies.crossovers import Crossover, Explanation, explain
     from perfmodel.studies.formulas import Formula, formula
+    from perfmodel.studies.requirements import Aim, Requirement, require
     from perfmodel.studies.sweeps import Sweep, sweep
 
 _HOME = {
     "Advice": "studies.advice",
+    "Aim": "studies.requirements",
     "Cluster": "inputs.cluster",
     "Comparison": "studies.comparison",
     "Convergence": "studies.convergence",
@@ -63,6 +65,7 @@ _HOME = {
     "PerfmodelError": "base.errors",
     "Prediction": "results.prediction",
     "Profile": "inputs.profile",
+    "Requirement": "studies.requirements",
     "Schedule": "results.schedule",
     "Server": "inputs.cluster",
     "Source": "base.provenance",
@@ -84,11 +87,13 @@ _HOME = {
     "read_cluster": "inputs.cluster",
     "read_job": "inputs.job",
     "read_profile": "inputs.profile",
+    "require": "studies.requirements",
     "sweep": "studies.sweeps",
 }
 
 __all__ = [
     "Advice",
+    "Aim",
     "Cluster",
     "Comparison",
     "Convergence",
@@ -107,6 +112,7 @@ __all__ = [
     "PerfmodelError",
     "Prediction",
     "Profile",
+    "Requirement",
     "Schedule",
     "Server",
     "Source",
@@ -128,6 +134,7 @@ __all__ = [
     "read_cluster",
     "read_job",
     "read_profile",
+    "require",
     "sweep",
 ]
 

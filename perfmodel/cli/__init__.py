@@ -27,6 +27,10 @@ COMMANDS = {
     "compare": ("predict", "Put jobs side by side, and say why one is faster than another."),
     "explain": ("predict", "Say which phase of an iteration rules, and where it stops ruling."),
     "advise": ("advise", "Say what would make a job faster: options, architectures, hardware."),
+    "require": (
+        "require",
+        "Find the bandwidth, the workers, or another VARIABLE that an aim needs.",
+    ),
     "converge": (
         "converge",
         "Train a small task in the order of a job, and read accuracy against predicted time.",

@@ -309,21 +309,53 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
 
     With a maximum in a phase, it is for the one of its arguments that is the largest there.
     """
-    cluster = job.cluster
-    beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
-    # formulas assume closed forms, and speeds that do not depend on the number of workers
-    beyond = beyond or bool(cluster.collectives) or cluster.by_workers
-    if variable not in SOLVED or beyond or job.options.asynchronous:
+    if not _has_symbols(job, variable):
+        return None
+    parts = formulas.expressions(job)
+    if any(name not in parts for name in pair):
+        return None
+    first, second = (parts[name] for name in pair)
+    return _root(job, variable, value, first, second, parts)
+
+
+def solved_for_step(job: Job, variable: str, value: float, step_s: float) -> str | None:
+    """The value of a variable in symbols at which an iteration takes ``step_s``, T, where that is
+    linear in it or in its inverse, and near ``value``; else None."""
+    if not _has_symbols(job, variable):
         return None
     import sympy
 
     parts = formulas.expressions(job)
-    if any(name not in parts for name in pair):
-        return None
-    sample, symbol = _sample(job, parts), formulas.symbols()[variable]
-    at = value * (1.0 if variable in WHOLE else cluster.nic.efficiency)
-    first, second = (_on_this_side(parts[name], {**sample, symbol: at}) for name in pair)
-    numerator = sympy.numer(sympy.together(first - second))
+    whole = sum(parts.values(), sympy.Integer(0))
+    wanted = sympy.Symbol("T", positive=True)
+    return _root(job, variable, value, whole, wanted, {**parts, "": whole}, {wanted: step_s})
+
+
+def _has_symbols(job: Job, variable: str) -> bool:
+    """Whether formulas are for such jobs: closed forms, and speeds that do not depend on the number
+    of workers."""
+    cluster = job.cluster
+    beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
+    beyond = beyond or bool(cluster.collectives) or cluster.by_workers
+    return variable in SOLVED and not beyond and not job.options.asynchronous
+
+
+def _root(
+    job: Job,
+    variable: str,
+    value: float,
+    first: sympy.Expr,
+    second: sympy.Expr,
+    parts: Mapping[str, sympy.Expr],
+    known: Mapping[Any, float] | None = None,
+) -> str | None:
+    """The value at which two expressions are equal, in symbols."""
+    import sympy
+
+    sample, symbol = {**_sample(job, parts), **(known or {})}, formulas.symbols()[variable]
+    at = value * (1.0 if variable in WHOLE else job.cluster.nic.efficiency)
+    sides = [_on_this_side(side, {**sample, symbol: at}) for side in (first, second)]
+    numerator = sympy.numer(sympy.together(sides[0] - sides[1]))
     if not numerator.is_polynomial(symbol):
         return None
     line = sympy.Poly(numerator, symbol)
@@ -334,10 +366,13 @@ def _solved(job: Job, variable: str, value: float, pair: Sequence[str]) -> str |
     found = root.subs(sample)
     if not (found.is_real and found > 0):
         return None
-    there = [float(parts[name].subs({**sample, symbol: found})) for name in pair]
+    there = [float(side.subs({**sample, symbol: found})) for side in (first, second)]
     if abs(there[0] - there[1]) > EQUAL * max(there):
         return None
-    return f"{symbol} = {sympy.sstr(sympy.factor_terms(sympy.cancel(root)))}"
+    above, below = sympy.fraction(sympy.factor_terms(sympy.cancel(root)))
+    if above.subs(sample) < 0:
+        above, below = sympy.factor(-above), sympy.factor_terms(sympy.expand(-below))
+    return f"{symbol} = {sympy.sstr(above / below)}"
 
 
 def _on_this_side(expression: sympy.Expr, sample: Mapping[Any, float]) -> sympy.Expr:

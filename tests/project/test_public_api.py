@@ -19,6 +19,7 @@ from perfmodel.graph.op_graph import CAUSES
 
 NAMES = [
     "Advice",
+    "Aim",
     "Cluster",
     "Comparison",
     "Convergence",
@@ -37,6 +38,7 @@ NAMES = [
     "PerfmodelError",
     "Prediction",
     "Profile",
+    "Requirement",
     "Schedule",
     "Server",
     "Source",
@@ -59,6 +61,7 @@ NAMES = [
     "read_cluster",
     "read_job",
     "read_profile",
+    "require",
     "sweep",
 ]
 

@@ -12,6 +12,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.studies.comparison import Comparison
 from perfmodel.studies.crossovers import Crossover, Explanation, words
 from perfmodel.studies.formulas import Formula
+from perfmodel.studies.requirements import Requirement
 from perfmodel.studies.sweeps import Sweep
 
 
@@ -56,6 +57,20 @@ def explanation(found: Explanation, job: Job, others: Sequence[Crossover]) -> No
     out.print(table)
     for line in words(found, job, others):
         out.print(escape(line))
+
+
+def requirement(found: Requirement) -> None:
+    """Print the answer to an inverse question, the formula, and where the job stands."""
+    out = new_console()
+    p = found.prediction
+    now = quantity(found.now, found.unit) if found.unit else f"{found.now:g}"
+    out.print(
+        f"[bold]{escape(p.model)}[/] on {p.workers} x {escape(p.device)}, {p.architecture}, "
+        f"{escape(p.fidelity)}; now {now}: {'met' if found.met_now else 'not met'}"
+    )
+    out.print(escape(found.text))
+    if found.formula is not None:
+        out.print(f"{escape(found.formula)}, where T is the step it takes", soft_wrap=True)
 
 
 def formula(found: Formula) -> None:

@@ -1,0 +1,58 @@
+"""``perfmodel require``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from perfmodel.cli.jobs import JobFlags, job_options
+
+
+@click.command()
+@click.argument("variable")
+@click.option("--to", "aim", required=True, metavar="AIM", help="Such as 'scaling>0.9'.")
+@job_options()
+@click.option(
+    "--fidelity",
+    type=click.Choice(["coarse", "auto", "fine"]),
+    default="coarse",
+    show_default=True,
+    help="Of the predictions, some hundred of them.",
+)
+@click.option("--dataset-size", type=int, metavar="N", help="Samples per epoch, for time.")
+@click.option("--epochs", type=int, metavar="N", help="Epochs, for time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def require(
+    variable: str,
+    aim: str,
+    flags: JobFlags,
+    fidelity: str,
+    dataset_size: int | None,
+    epochs: int | None,
+    as_json: bool,
+) -> None:
+    """Find the bandwidth, the workers, or another VARIABLE that an aim needs.
+
+    VARIABLE is bandwidth, latency, workers, servers, batch-size, or an option of the architecture
+    that is a number. The aim is on idle, scaling, throughput, step, time or staleness.
+
+    \b
+    perfmodel require bandwidth --to 'scaling>0.9' --model resnet50 --device v100 --arch ring --workers 16
+    perfmodel require workers --to 'time<24h' --model resnet50 --arch ring --dataset-size 1281167 --epochs 90
+    """  # noqa: E501
+    from perfmodel.cli.printing import studies
+    from perfmodel.studies import requirements
+
+    found = requirements.require(
+        variable,
+        aim,
+        fidelity=fidelity,  # type: ignore[arg-type]  # one of its values, by click
+        dataset_size=dataset_size,
+        epochs=epochs,
+        **flags.arguments(flags.job),
+    )
+    if as_json:
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        studies.requirement(found)

@@ -1,0 +1,512 @@
+"""Inverse questions: from which bandwidth, or up to how many workers, an aim is met.
+
+The aim is a condition on a prediction, such as ``scaling>0.9``. :func:`require` looks for the
+values of one variable at which it holds, all else being equal, and for those at which it holds at
+either end of the predictions' intervals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel import api
+from perfmodel.architectures import registry
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.units import dimension_of, parse, show
+from perfmodel.inputs.job import MOST_WORKERS, Job, per_worker
+from perfmodel.inputs.options import described
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies import crossovers
+
+SCHEMA = "perfmodel.requirement/1"
+
+POINTS = 49
+"""Values that are looked at before the places between them are bracketed."""
+
+HOUR_S = 3600.0
+
+HALVINGS = 40
+"""Of the logarithm of a bracket: to 1 part in 10^11 of the whole range."""
+
+Holds = Literal["from", "up to", "between", "always", "never"]
+
+
+class Quantity(NamedTuple):
+    """A predicted quantity that an aim may be about.
+
+    ``of`` is its value, and its ends by the prediction's interval, the lower first; the last
+    argument is the throughput of a worker alone.
+    """
+
+    meaning: str
+    unit: str
+    of: Callable[[Prediction, float], tuple[float, float, float]]
+
+
+def _idle(p: Prediction, _: float) -> tuple[float, float, float]:
+    low, high = p.interval.idle_fraction if p.interval is not None else (p.idle_fraction.mean,) * 2
+    return p.idle_fraction.mean, low, high
+
+
+def _rate(p: Prediction, _: float) -> tuple[float, float, float]:
+    rate = p.throughput_samples_per_s
+    low, high = p.interval.throughput_samples_per_s if p.interval is not None else (rate, rate)
+    return rate, low, high
+
+
+def _scaling(p: Prediction, alone: float) -> tuple[float, float, float]:
+    rate, low, high = _rate(p, alone)
+    ideal = p.workers * alone
+    return rate / ideal, low / ideal, high / ideal
+
+
+def _step(p: Prediction, _: float) -> tuple[float, float, float]:
+    low, high = p.interval.iteration_s if p.interval is not None else (p.iteration_s,) * 2
+    return p.iteration_s, low, high
+
+
+def _time(p: Prediction, _: float) -> tuple[float, float, float]:
+    if p.training is None:
+        raise InputError("time: needs the samples of an epoch (--dataset-size)")
+    seconds, (step, low, high) = p.training.training_s, _step(p, 0.0)
+    return seconds, seconds * low / step, seconds * high / step
+
+
+def _staleness(p: Prediction, _: float) -> tuple[float, float, float]:
+    if p.staleness is None:
+        return 0.0, 0.0, 0.0
+    mean = p.staleness.mean
+    low, high = (p.interval.staleness if p.interval is not None else None) or (mean, mean)
+    return mean, low, high
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "idle": Quantity("mean idle fraction of the workers", "", _idle),
+    "scaling": Quantity("throughput over that of as many workers alone", "", _scaling),
+    "throughput": Quantity("samples per second of all workers", "samples_per_s", _rate),
+    "step": Quantity("seconds of an iteration", "s", _step),
+    "time": Quantity("seconds of the whole training", "s", _time),
+    "staleness": Quantity("mean staleness", "", _staleness),
+}
+"""What an aim may be about."""
+
+_AIM = re.compile(r"\s*([a-z_-]+)\s*([<>])=?\s*(\S+)\s*")
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """A condition on a prediction: a quantity is below, or above, a value (SI)."""
+
+    quantity: str
+    below: bool
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Aim:
+        """Read ``idle<0.2``, ``scaling>90%``, ``throughput>5000`` or ``time<24h``.
+
+        Raises
+        ------
+        InputError : no such condition, an unknown quantity, a value that is no positive number.
+
+        >>> Aim.parse("time<24h")
+        Aim(quantity='time', below=True, value=86400.0)
+        """
+        found = _AIM.fullmatch(text)
+        if found is None:
+            raise InputError(
+                f"aim: cannot read {text!r}; expected a condition such as 'scaling>0.9' "
+                f"({', '.join(QUANTITIES)})"
+            )
+        name, sign, given = found.groups()
+        if name not in QUANTITIES:
+            raise unknown_name("aim", name, QUANTITIES)
+        figures, percent = given.removesuffix("%"), given.endswith("%")
+        try:
+            value = float(figures) / (100.0 if percent else 1.0)
+        except ValueError:
+            if QUANTITIES[name].unit != "s":
+                raise InputError(f"aim: {name}: expected a number, got {given!r}") from None
+            value = parse(given, "s", f"aim: {name}")
+        if not (value > 0.0 and math.isfinite(value)):
+            raise InputError(f"aim: {name}: must be a positive number, got {given!r}")
+        if name in ("idle", "scaling") and value > 1.0:
+            raise InputError(f"aim: {name}: must be at most 1, got {given!r}")
+        return cls(name, sign == "<", value)
+
+    @property
+    def text(self) -> str:
+        """The condition in words.
+
+        >>> Aim("idle", True, 0.2).text
+        'idle < 0.2'
+        """
+        shown = f"{self.value:g}"
+        if QUANTITIES[self.quantity].unit == "s":
+            hours = self.value >= HOUR_S
+            shown = f"{self.value / HOUR_S:.4g} h" if hours else show(self.value, "s")
+        return f"{self.quantity} {'<' if self.below else '>'} {shown}"
+
+    def met(self, value: float) -> bool:
+        """Whether a value meets it."""
+        return value < self.value if self.below else value > self.value
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Values at which an aim is met: *from* ``low`` on, *up to* ``high``, *between* both, *always*,
+    or *never*; ends that do not matter are None."""
+
+    holds: Holds
+    low: float | None
+    high: float | None
+
+    @property
+    def value(self) -> float | None:
+        """The end that matters: the lower one if there is one."""
+        return self.low if self.low is not None else self.high
+
+
+class Requirement(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an inverse question.
+
+    Attributes
+    ----------
+    variable, unit, now : what is varied, its SI unit, and the value in the job.
+    aim : as text.
+    met_now : whether the job as it is meets it.
+    found : values at which it is met.
+    surely, possibly : those at which the worse, and the better, end of the prediction's interval
+        meets it.
+    formula : the value in symbols where there is a simple solution; else None.
+    text : the answer in words.
+    prediction : of the job with the value; without any, as near to the aim as it gets.
+    """
+
+    schema: str = SCHEMA
+    variable: str
+    unit: str
+    now: float
+    aim: str
+    met_now: bool
+    found: Range
+    surely: Range
+    possibly: Range
+    formula: str | None
+    text: str
+    prediction: Prediction
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        values: dict[str, Any] = msgspec.to_builtins(
+            {name: getattr(self, name) for name in self.__struct_fields__ if name != "prediction"}
+        )
+        return values | {"prediction": self.prediction.to_dict()}
+
+
+class Variable(NamedTuple):
+    """What is varied: its name, its unit, whether it is whole, its range, and how it is set."""
+
+    name: str
+    unit: str
+    whole: bool
+    least: float
+    most: float
+    change: Callable[[float], dict[str, Any]]
+
+    def shown(self, value: float) -> str:
+        """A value as people write it."""
+        if self.whole:
+            return f"{value:.0f}"
+        return show(value, self.unit) if self.unit else f"{value:.4g}"
+
+
+ARGUMENTS: Mapping[str, tuple[str, float, float]] = {
+    "bandwidth": ("bandwidth_bytes_per_s", 1e5, 1e13),
+    "latency": ("latency_s", 1e-8, 10.0),
+    "workers": ("workers", 1.0, 65536.0),
+    "batch-size": ("batch_size", 1.0, 65536.0),
+}
+"""Arguments that may be varied, and their ranges."""
+
+LINKS = ("bandwidth_bytes_per_s", "latency_s")
+"""Arguments that replace a value of the cluster's links."""
+
+SPAN = 1e3
+"""Multiples of that value which are in the range in any case."""
+
+OPTION_RANGES: Mapping[str, tuple[float, float]] = {
+    "s": (1e-9, 1e3),
+    "bytes": (1.0, 1e12),
+    "": (1e-6, 1e6),
+}
+"""Ranges of options that are not whole numbers, by unit."""
+
+MOST_WHOLE = 65536.0
+
+
+def require(
+    variable: str,
+    aim: Aim | str,
+    *,
+    fidelity: api.Fidelity = "coarse",
+    dataset_size: int | None = None,
+    epochs: int | None = None,
+    **arguments: Any,
+) -> Requirement:
+    """Find the values of a variable at which a job meets an aim.
+
+    Parameters
+    ----------
+    variable : bandwidth, latency, workers, servers, batch-size, or an option of the architecture
+        that is a number.
+    aim : such as ``scaling>0.9``, see :meth:`Aim.parse`.
+    fidelity : of the predictions; *coarse* takes seconds where the others may take minutes, and its
+        error is part of the interval.
+    dataset_size, epochs : samples per epoch and epochs, which aims on ``time`` need.
+    arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
+        ``batch_size``.
+
+    Raises
+    ------
+    InputError : an aim that cannot be read, a variable that does not exist or is no number, or an
+        impossible job.
+
+    >>> found = require("bandwidth", "scaling>0.9", model="resnet50", device="v100", arch="ring",
+    ...                 workers=16)
+    >>> found.found.holds
+    'from'
+    """
+    wanted = Aim.parse(aim) if isinstance(aim, str) else aim
+    given = per_worker(arguments)
+    job = api.make_job(**given)
+    what = _variable(variable, given, job)
+    how: dict[str, Any] = {
+        "fidelity": fidelity,
+        "dataset_size": dataset_size,
+        "epochs": epochs,
+    }
+    search = _Search(wanted, what, job, how)
+    here = api.predict(job, **how)
+    value, *_ = search.values(here)
+    ranges = [search.range(end) for end in (0, 1, 2)]
+    surely, possibly = (2, 1) if wanted.below else (1, 2)
+    at = ranges[0].value
+    then = search.predicted(at) if at is not None else None
+    if then is None:
+        then = here if ranges[0].holds == "always" else search.nearest()
+    return Requirement(
+        variable=what.name,
+        unit=what.unit,
+        now=_now(what, job),
+        aim=wanted.text,
+        met_now=wanted.met(value),
+        found=ranges[0],
+        surely=ranges[surely],
+        possibly=ranges[possibly],
+        formula=_formula(what, wanted, ranges[0], job, search.alone),
+        text=_text(what, wanted, ranges[0], ranges[surely], then, search),
+        prediction=then,
+    )
+
+
+class _Search:
+    """Predictions of a job at values of a variable, each made once."""
+
+    def __init__(self, aim: Aim, what: Variable, job: Job, how: Mapping[str, Any]) -> None:
+        self.aim, self.what, self.how = aim, what, how
+        self._known: dict[float, Prediction | None] = {}
+        alone = api.make_job(workload=job.workload, cluster=job.cluster, arch="allreduce")
+        self.alone = api.predict(alone, fidelity="coarse").throughput_samples_per_s
+        spaced = np.geomspace(what.least, what.most, POINTS)
+        self.points: list[float] = np.unique(np.rint(spaced) if what.whole else spaced).tolist()
+
+    def predicted(self, value: float) -> Prediction | None:
+        """The prediction at a value; None where the job is impossible."""
+        if value not in self._known:
+            number = int(value) if self.what.whole else value
+            try:
+                job = api.make_job(**self.what.change(number))
+                self._known[value] = api.predict(job, **self.how)
+            except InputError:
+                self._known[value] = None
+        return self._known[value]
+
+    def values(self, p: Prediction) -> tuple[float, float, float]:
+        """The aim's quantity, and its lower and upper end. At another batch size a worker alone
+        takes as long for a sample as its computation does there."""
+        alone = self.alone
+        if self.what.name == "batch_size":
+            alone = p.batch_size / p.compute_s
+        return QUANTITIES[self.aim.quantity].of(p, alone)
+
+    def met(self, value: float, end: int) -> bool:
+        """Whether the aim is met at a value, by the prediction (0) or an end of its interval."""
+        p = self.predicted(value)
+        return p is not None and self.aim.met(self.values(p)[end])
+
+    def range(self, end: int) -> Range:
+        """The widest range of values that meet the aim."""
+        possible = [value for value in self.points if self.predicted(value) is not None]
+        if not possible:
+            raise InputError(f"{self.what.name}: no value of it makes a possible job")
+        runs: list[tuple[int, int]] = []
+        met = [self.met(value, end) for value in possible]
+        for holds, group in itertools.groupby(range(len(possible)), key=met.__getitem__):
+            places = list(group)
+            if holds:
+                runs.append((places[0], places[-1]))
+        if not runs:
+            return Range("never", None, None)
+        first, last = max(runs, key=lambda run: run[1] - run[0])
+        low = self._edge(possible[first], possible[first - 1], end) if first else None
+        open_above = last == len(possible) - 1
+        high = None if open_above else self._edge(possible[last], possible[last + 1], end)
+        if low is None and high is None:
+            return Range("always", None, None)
+        if low is not None and high is not None:
+            return Range("between", low, high)
+        return Range("from" if high is None else "up to", low, high)
+
+    def _edge(self, inside: float, outside: float, end: int) -> float:
+        """The last value that meets the aim, between one that does and one that does not."""
+        for _ in range(HALVINGS):
+            if self.what.whole and abs(outside - inside) <= 1.0:
+                break
+            middle = math.sqrt(inside * outside)
+            middle = float(round(middle)) if self.what.whole else middle
+            if middle in (inside, outside):
+                middle = (inside + outside) // 2.0
+            if self.met(middle, end):
+                inside = middle
+            else:
+                outside = middle
+        return inside
+
+    def nearest(self) -> Prediction:
+        """The prediction that comes closest to the aim."""
+        some = [p for value in self.points if (p := self.predicted(value)) is not None]
+        sign = 1.0 if self.aim.below else -1.0
+        return min(some, key=lambda p: sign * self.values(p)[0])
+
+
+def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
+    """The variable of a name.
+
+    Raises
+    ------
+    InputError : there is none, or it is no number.
+    """
+    dashed = name.replace("_", "-")
+    rest = {**given, "workload": job.workload}
+    for other in ("model", "device", "precision", "batch_size"):
+        rest.pop(other, None)
+    if dashed in ARGUMENTS:
+        argument, least, most = ARGUMENTS[dashed]
+        if argument in LINKS:
+            now = getattr(job.cluster.nic, argument)
+            least, most = min(least, now / SPAN) if now else least, max(most, now * SPAN)
+        base = given if argument == "batch_size" else rest
+        if argument == "workers":
+            nodes = job.cluster.nodes
+            devices = math.inf if nodes is None else nodes * job.cluster.devices_per_node
+            least = 1.0 + job.options.spare_workers
+            most = min(most, MOST_WORKERS, devices)
+        return Variable(
+            argument,
+            dimension_of(argument) or "",
+            argument in ("workers", "batch_size"),
+            least,
+            most,
+            lambda value: {**base, argument: value},
+        )
+    architecture, _ = registry.find(job.architecture.name)
+    options = {each.name: each for each in described(architecture.options)}
+    option = name.replace("-", "_")
+    if option not in options:
+        numbers = [n for n, o in options.items() if _is_number(o.default)]
+        raise unknown_name("variable", name, [*ARGUMENTS, *numbers])
+    default = options[option].default
+    if not _is_number(default):
+        raise InputError(f"variable: option {option} is not a number, so it has no least value")
+    unit = dimension_of(option) or ""
+    whole = isinstance(default, int)
+    least, most = (1.0, MOST_WHOLE) if whole else OPTION_RANGES.get(unit, OPTION_RANGES[""])
+    kept = given.get("options", {})
+    return Variable(
+        option,
+        unit,
+        whole,
+        least,
+        most,
+        lambda value: {**rest, "options": {**kept, option: value}},
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _now(what: Variable, job: Job) -> float:
+    """The variable's value in the job."""
+    nic = job.cluster.nic
+    known = {
+        "bandwidth_bytes_per_s": nic.bandwidth_bytes_per_s,
+        "latency_s": nic.latency_s,
+        "workers": job.workers,
+        "batch_size": job.workload.batch_size,
+    }
+    return float(known[what.name] if what.name in known else getattr(job.options, what.name))
+
+
+def _formula(what: Variable, aim: Aim, found: Range, job: Job, alone: float) -> str | None:
+    """The value in symbols, with T for the step that the aim asks for."""
+    batch = job.workload.batch_size
+    rates = {"scaling": aim.value * alone, "throughput": aim.value / job.workers}
+    if aim.quantity == "step":
+        step_s = aim.value
+    elif aim.quantity in rates and (aim.quantity, what.name) != ("throughput", "workers"):
+        step_s = batch / rates[aim.quantity]
+    else:
+        return None
+    value = found.value
+    return None if value is None else crossovers.solved_for_step(job, what.name, value, step_s)
+
+
+def _text(
+    what: Variable, aim: Aim, found: Range, surely: Range, then: Prediction, search: _Search
+) -> str:
+    """The answer in words."""
+    words = what.name.removesuffix(f"_{what.unit}").replace("_", " ")
+    if found.holds == "never":
+        value = search.values(then)[0]
+        return (
+            f"no {words} reaches {aim.text}: at best it is {value:.3g}, because "
+            f"{then.bottleneck.text}"
+        )
+    if found.holds == "always":
+        return f"any {words} from {what.shown(what.least)} to {what.shown(what.most)} reaches it"
+    return f"{words} {_of(what, found)}: {aim.text}; {_surely(what, found, surely)}"
+
+
+def _of(what: Variable, found: Range) -> str:
+    low = what.shown(found.low) if found.low is not None else ""
+    high = what.shown(found.high) if found.high is not None else ""
+    return {
+        "from": f"from {low} on",
+        "up to": f"up to {high}",
+        "between": f"from {low} to {high}",
+    }[found.holds]
+
+
+def _surely(what: Variable, found: Range, surely: Range) -> str:
+    if surely.holds == "never":
+        return "no value is sure to, by the prediction's interval"
+    if surely.holds == "always":
+        return "sure at any"
+    return f"sure {_of(what, surely)}"
