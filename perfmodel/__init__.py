@@ -37,16 +37,17 @@ if TYPE_CHECKING:
     from perfmodel.results.prediction import Prediction
     from perfmodel.results.schedule import Schedule
     from perfmodel.studies.advice import Advice, advise
+    from perfmodel.studies.aims import Aim
     from perfmodel.studies.comparison import Comparison, compare
     from perfmodel.studies.convergence import Convergence, TrainingSetup, converge
     from perfmodel.studies.crossovers import Crossover, Explanation, explain
     from perfmodel.studies.formulas import Formula, formula
-    from perfmodel.studies.requirements import Aim, Requirement, require
+    from perfmodel.studies.requirements import Requirement, require
     from perfmodel.studies.sweeps import Sweep, sweep
 
 _HOME = {
     "Advice": "studies.advice",
-    "Aim": "studies.requirements",
+    "Aim": "studies.aims",
     "Cluster": "inputs.cluster",
     "Comparison": "studies.comparison",
     "Convergence": "studies.convergence",

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from perfmodel import Aim, InputError, make_job, predict, require
 from perfmodel.cli import cli, main
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies.aims import QUANTITIES
 from perfmodel.studies.formulas import symbols
-from perfmodel.studies.requirements import QUANTITIES
 from tests.jobs import cluster, workload
 
 WHOLE = {"overlap": False, "algorithm": "ring", "bucketing": "one"}

@@ -1,0 +1,136 @@
+"""Aims: conditions on a prediction, such as ``scaling>0.9``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.units import parse, show
+from perfmodel.results.prediction import Prediction
+
+HOUR_S = 3600.0
+
+
+class Quantity(NamedTuple):
+    """A predicted quantity that an aim may be about.
+
+    ``of`` is its value, and its ends by the prediction's interval, the lower first; the last
+    argument is the throughput of a worker alone.
+    """
+
+    meaning: str
+    unit: str
+    of: Callable[[Prediction, float], tuple[float, float, float]]
+
+
+def _idle(p: Prediction, _: float) -> tuple[float, float, float]:
+    low, high = p.interval.idle_fraction if p.interval is not None else (p.idle_fraction.mean,) * 2
+    return p.idle_fraction.mean, low, high
+
+
+def _rate(p: Prediction, _: float) -> tuple[float, float, float]:
+    rate = p.throughput_samples_per_s
+    low, high = p.interval.throughput_samples_per_s if p.interval is not None else (rate, rate)
+    return rate, low, high
+
+
+def _scaling(p: Prediction, alone: float) -> tuple[float, float, float]:
+    rate, low, high = _rate(p, alone)
+    ideal = p.workers * alone
+    return rate / ideal, low / ideal, high / ideal
+
+
+def _step(p: Prediction, _: float) -> tuple[float, float, float]:
+    low, high = p.interval.iteration_s if p.interval is not None else (p.iteration_s,) * 2
+    return p.iteration_s, low, high
+
+
+def _time(p: Prediction, _: float) -> tuple[float, float, float]:
+    if p.training is None:
+        raise InputError("time: needs the samples of an epoch (--dataset-size)")
+    seconds, (step, low, high) = p.training.training_s, _step(p, 0.0)
+    return seconds, seconds * low / step, seconds * high / step
+
+
+def _staleness(p: Prediction, _: float) -> tuple[float, float, float]:
+    if p.staleness is None:
+        return 0.0, 0.0, 0.0
+    mean = p.staleness.mean
+    low, high = (p.interval.staleness if p.interval is not None else None) or (mean, mean)
+    return mean, low, high
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    "idle": Quantity("mean idle fraction of the workers", "", _idle),
+    "scaling": Quantity("throughput over that of as many workers alone", "", _scaling),
+    "throughput": Quantity("samples per second of all workers", "samples_per_s", _rate),
+    "step": Quantity("seconds of an iteration", "s", _step),
+    "time": Quantity("seconds of the whole training", "s", _time),
+    "staleness": Quantity("mean staleness", "", _staleness),
+}
+"""What an aim may be about."""
+
+_AIM = re.compile(r"\s*([a-z_-]+)\s*([<>])=?\s*(\S+)\s*")
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """A condition on a prediction: a quantity is below, or above, a value (SI)."""
+
+    quantity: str
+    below: bool
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Aim:
+        """Read ``idle<0.2``, ``scaling>90%``, ``throughput>5000`` or ``time<24h``.
+
+        Raises
+        ------
+        InputError : no such condition, an unknown quantity, a value that is no positive number.
+
+        >>> Aim.parse("time<24h")
+        Aim(quantity='time', below=True, value=86400.0)
+        """
+        found = _AIM.fullmatch(text)
+        if found is None:
+            raise InputError(
+                f"aim: cannot read {text!r}; expected a condition such as 'scaling>0.9' "
+                f"({', '.join(QUANTITIES)})"
+            )
+        name, sign, given = found.groups()
+        if name not in QUANTITIES:
+            raise unknown_name("aim", name, QUANTITIES)
+        figures, percent = given.removesuffix("%"), given.endswith("%")
+        try:
+            value = float(figures) / (100.0 if percent else 1.0)
+        except ValueError:
+            if QUANTITIES[name].unit != "s":
+                raise InputError(f"aim: {name}: expected a number, got {given!r}") from None
+            value = parse(given, "s", f"aim: {name}")
+        if not (value > 0.0 and math.isfinite(value)):
+            raise InputError(f"aim: {name}: must be a positive number, got {given!r}")
+        if name in ("idle", "scaling") and value > 1.0:
+            raise InputError(f"aim: {name}: must be at most 1, got {given!r}")
+        return cls(name, sign == "<", value)
+
+    @property
+    def text(self) -> str:
+        """The condition in words.
+
+        >>> Aim("idle", True, 0.2).text
+        'idle < 0.2'
+        """
+        shown = f"{self.value:g}"
+        if QUANTITIES[self.quantity].unit == "s":
+            hours = self.value >= HOUR_S
+            shown = f"{self.value / HOUR_S:.4g} h" if hours else show(self.value, "s")
+        return f"{self.quantity} {'<' if self.below else '>'} {shown}"
+
+    def met(self, value: float) -> bool:
+        """Whether a value meets it."""
+        return value < self.value if self.below else value > self.value
