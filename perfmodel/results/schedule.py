@@ -211,11 +211,15 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         ------
         InputError : the place cannot be written.
         """
+        files.write(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The contents of such a file."""
         text = json.dumps(files.finite(msgspec.to_builtins(self.header), "inf")).encode()
         arrays = {name: getattr(self, name).astype(kind) for name, kind in COLUMNS.items()}
         out = io.BytesIO()
         np.savez_compressed(out, header=np.frombuffer(text, np.uint8), **arrays)
-        files.write(path, out.getvalue())
+        return out.getvalue()
 
     @classmethod
     def read(cls, path: str | Path) -> Schedule:

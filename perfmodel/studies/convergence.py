@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +30,7 @@ from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
 from perfmodel.replay.tasks import make_task
 from perfmodel.results.prediction import Prediction
+from perfmodel.results.schedule import Schedule
 from perfmodel.studies.grids import Row, distinct, grid, label
 from perfmodel.studies.sweeps import Progress, common, frame
 
@@ -84,10 +85,15 @@ class TrainingSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, and the curves of the task trained in its order, one for each seed."""
+    """A job or a schedule, and the curves of the task trained in its order, one for each seed.
+
+    ``prediction`` is None for a schedule; ``iteration_s`` and ``staleness_mean`` are of both.
+    """
 
     name: str
-    prediction: Prediction
+    prediction: Prediction | None
+    iteration_s: float
+    staleness_mean: float | None
     curves: tuple[Curve, ...]
 
     @property
@@ -144,9 +150,10 @@ class Convergence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """What the speed is from, and what the learning, in words."""
-        jobs = common([t.prediction for t in self.trained])
+        jobs = [t.prediction for t in self.trained if t.prediction is not None]
+        what = f"predicted for {common(jobs)}" if jobs else "of the schedules"
         return (
-            f"seconds are those predicted for {jobs}; loss and accuracy are those of the task "
+            f"seconds are those {what}; loss and accuracy are those of the task "
             f"{self.training.task!r}, trained in the same order of reads and updates"
         )
 
@@ -161,15 +168,14 @@ class Convergence(msgspec.Struct, frozen=True, kw_only=True):
         """A row per job: speed, staleness, final accuracy, time to the target."""
         rows = []
         for t in self.trained:
-            p = t.prediction
             accuracy, spread = t.accuracy
             seconds, seconds_spread, reached = t.time_to(self.target)
             loss, _ = t.mean("loss")
             rows.append(
                 {
                     "job": t.name,
-                    "iteration_s": p.iteration_s,
-                    "staleness_mean": p.staleness.mean if p.staleness is not None else None,
+                    "iteration_s": t.iteration_s,
+                    "staleness_mean": t.staleness_mean,
                     "accuracy": accuracy,
                     "accuracy_half_width": _number(spread),
                     "loss": float(loss[-1]),
@@ -290,11 +296,7 @@ def converge(
     ['ring', 'gosgd']
     """
     how = training if training is not None else TrainingSetup()
-    whole_number("seeds", seeds, at_most=MOST_SEEDS)
-    if target is not None:
-        number("target", target, above=0.0, at_most=1.0)
-    if processes is not None:
-        whole_number("processes", processes)
+    _check(seeds, target, processes)
     found = grid(arguments)
     if len(found.jobs) > MOST_JOBS:
         raise InputError(f"converge: {len(found.jobs)} jobs; at most {MOST_JOBS}")
@@ -302,36 +304,101 @@ def converge(
     gradients = math.ceil(how.epochs * task.samples / how.batch_size)
     predictions = [api.predict(job, max_ops=max_ops) for job in found.jobs]
     work = [
-        Work(job, p.throughput_samples_per_s, how, gradients, seed, max_ops)
+        Work(how, seed, job, gradients, p.throughput_samples_per_s, max_ops)
         for job, p in zip(found.jobs, predictions, strict=True)
         for seed in range(seeds)
     ]
+    curves = _curves(work, seeds, processes, progress)
+    names = distinct(label(point) for point in found.points)
+    trained = [
+        Trained(
+            name=name,
+            prediction=p,
+            iteration_s=p.iteration_s,
+            staleness_mean=p.staleness.mean if p.staleness is not None else None,
+            curves=own,
+        )
+        for name, p, own in zip(names, predictions, curves, strict=True)
+    ]
+    return _converged(how, seeds, target, trained)
+
+
+def retrace(
+    schedules: Mapping[str, Schedule],
+    training: TrainingSetup | None = None,
+    *,
+    seeds: int = 5,
+    target: float | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Convergence:
+    """Train a small task in the order of schedules, whole, by name, such as those of files.
+
+    The parameters are those of :func:`converge`; epochs of the ``training`` have no effect.
+
+    Raises
+    ------
+    InputError : no schedule, or more than 16, or as :func:`converge`.
+    """
+    how = training if training is not None else TrainingSetup()
+    _check(seeds, target, processes)
+    if not 1 <= len(schedules) <= MOST_JOBS:
+        raise InputError(f"retrace: {len(schedules)} schedules; 1 to {MOST_JOBS} are possible")
+    make_task(how.task)
+    work = [Work(how, seed, each) for each in schedules.values() for seed in range(seeds)]
+    curves = _curves(work, seeds, processes, progress)
+    trained = []
+    for (name, each), own in zip(schedules.items(), curves, strict=True):
+        h, stale = each.header, each.staleness()
+        step_s = h.workers * h.batch_size / h.samples_per_s if h.samples_per_s else math.inf
+        mean = float(stale.mean()) if len(stale) else None
+        trained.append(
+            Trained(name=name, prediction=None, iteration_s=step_s, staleness_mean=mean, curves=own)
+        )
+    return _converged(how, seeds, target, trained)
+
+
+def _check(seeds: int, target: float | None, processes: int | None) -> None:
+    whole_number("seeds", seeds, at_most=MOST_SEEDS)
+    if target is not None:
+        number("target", target, above=0.0, at_most=1.0)
+    if processes is not None:
+        whole_number("processes", processes)
+
+
+def _converged(
+    how: TrainingSetup, seeds: int, target: float | None, trained: Sequence[Trained]
+) -> Convergence:
+    """The result, with the target where none was given."""
+    if target is None:
+        target = CLOSE * max(t.accuracy[0] for t in trained)
+    return Convergence(training=how, seeds=seeds, target=target, trained=tuple(trained))
+
+
+class Work(NamedTuple):
+    """A training: its seed, and the job whose schedule is recorded, or a schedule.
+
+    ``gradients`` is how many of the job's are applied, ``samples_per_s`` its throughput.
+    """
+
+    training: TrainingSetup
+    seed: int
+    source: Job | Schedule
+    gradients: int = 0
+    samples_per_s: float = 0.0
+    max_ops: float = api.MOST_OPS
+
+
+def _curves(
+    work: Sequence[Work], seeds: int, processes: int | None, progress: Progress | None
+) -> list[tuple[Curve, ...]]:
+    """The curves of all seeds, for each job or schedule."""
     curves: list[Curve | None] = [None] * len(work)
     for done, (k, curve) in enumerate(_all(work, processes), 1):
         curves[k] = curve
         if progress is not None:
             progress(done, len(work))
-    of = [tuple(c for c in curves[k : k + seeds] if c) for k in range(0, len(work), seeds)]
-    trained = tuple(
-        Trained(name=name, prediction=prediction, curves=own)
-        for name, prediction, own in zip(
-            distinct(label(point) for point in found.points), predictions, of, strict=True
-        )
-    )
-    if target is None:
-        target = CLOSE * max(t.accuracy[0] for t in trained)
-    return Convergence(training=how, seeds=seeds, target=target, trained=trained)
-
-
-class Work(NamedTuple):
-    """A job, its throughput, how its task is trained, with how many gradients, and the seed."""
-
-    job: Job
-    samples_per_s: float
-    training: TrainingSetup
-    gradients: int
-    seed: int
-    max_ops: float
+    return [tuple(c for c in curves[k : k + seeds] if c) for k in range(0, len(work), seeds)]
 
 
 def _all(work: Sequence[Work], processes: int | None) -> Iterator[tuple[int, Curve]]:
@@ -354,10 +421,12 @@ def _all(work: Sequence[Work], processes: int | None) -> Iterator[tuple[int, Cur
 
 def _train(work: Work) -> Curve:
     """Train the task in the order of a job."""
-    job = msgspec.structs.replace(work.job, seed=work.job.seed + work.seed)
-    schedule = schedule_of(
-        job, work.gradients, max_ops=work.max_ops, samples_per_s=work.samples_per_s
-    )
+    schedule = work.source
+    if isinstance(schedule, Job):
+        job = msgspec.structs.replace(schedule, seed=schedule.seed + work.seed)
+        schedule = schedule_of(
+            job, work.gradients, max_ops=work.max_ops, samples_per_s=work.samples_per_s
+        )
     how = work.training
     header = msgspec.structs.replace(schedule.header, batch_size=how.batch_size)
     return replay(

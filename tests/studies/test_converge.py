@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import math
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -124,6 +126,45 @@ def test_published_accuracies_stand_alone() -> None:
     table = {(row["algorithm"], row["setting"], row["workers"]): row["accuracy"] for row in rows}
     assert table["ASP", "", 24] == 0.7459
     assert table["GoSGD", "probability 0.01", 4] == 0.6775
+
+
+def test_a_schedule_in_a_file_is_replayed(found: Convergence, tmp_path: Path) -> None:
+    """The ring's curves of seed 0 from its file, of as many gradients."""
+    path = tmp_path / "ring.npz"
+    words = ["--model", "resnet18", "--device", "v100", "--workers", "4", "--arch", "ring"]
+    written = CliRunner().invoke(
+        cli, ["predict", *words, "--schedule", str(path), "--updates", "125"]
+    )
+    assert written.exit_code == 0, written.output
+    given = ["--epochs", "0.5", "--evaluations", "4", "--seeds", "2", "--momentum", "0"]
+    result = CliRunner().invoke(
+        cli, ["converge", "--replay", str(path), *given, "--lr-scaling", "none", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    expected = found.trained[0]
+    assert values["title"].startswith("seconds are those of the schedules")
+    assert [row["job"] for row in values["rows"]] == [str(path)]
+    assert values["rows"][0]["accuracy"] == expected.accuracy[0]
+    assert values["rows"][0]["iteration_s"] == pytest.approx(expected.iteration_s)
+    assert [p["time_s"] for p in values["points"]] == expected.mean("time_s")[0].tolist()
+
+
+def test_a_file_of_another_version_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = predict(make_job(**JOB, arch="ring")).schedule(8)
+    header = msgspec.structs.replace(schedule.header, format="perfmodel.schedule/2")
+    path = tmp_path / "other.npz"
+    msgspec.structs.replace(schedule, header=header).write(path)
+    for words in (["--replay", str(path)], ["--replay", str(path), "--model", "resnet18"]):
+        monkeypatch.setattr("sys.argv", ["perfmodel", "converge", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        error = capfd.readouterr().err
+        assert ended.value.code == 2
+        assert error.count("\n") == 1
+        assert ("perfmodel.schedule/1" in error) == (len(words) == 2)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,13 @@ TRAINING = (
 @click.option("--noise", is_flag=True, help="Measure the gradient noise scale as well.")
 @click.option("--processes", type=int, metavar="N", help="At once.  [default: processor cores]")
 @click.option(
+    "--replay",
+    "schedules",
+    multiple=True,
+    metavar="FILE",
+    help="Schedule that perfmodel predict --schedule wrote, in place of a job; repeatable.",
+)
+@click.option(
     "--published",
     is_flag=True,
     help="Print published accuracies of the same algorithms, and train nothing.",
@@ -121,6 +128,7 @@ def converge(
         report.published(as_json=as_json)
         return
     from perfmodel.replay.optimizer import Optimizer
+    from perfmodel.results.schedule import Schedule
     from perfmodel.studies import convergence
 
     if csv == "-" and as_json:
@@ -145,7 +153,13 @@ def converge(
     how = {name: given[name] for name in ("seeds", "target", "processes")}
     arguments = flags.arguments(flags.job, lists=True)
     with progress() as advance:
-        found = convergence.converge(training, **how, **arguments, progress=advance)
+        if given["schedules"]:
+            if any(arguments.values()):
+                raise InputError("--replay: a schedule is of its job; give no other")
+            read = {path: Schedule.read(path) for path in given["schedules"]}
+            found = convergence.retrace(read, training, **how, progress=advance)
+        else:
+            found = convergence.converge(training, **how, **arguments, progress=advance)
     written = []
     if csv is not None and csv != "-":
         written.append((csv, found.to_csv().encode(), ""))

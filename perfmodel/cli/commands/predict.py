@@ -35,12 +35,16 @@ if TYPE_CHECKING:
 @click.option("--epochs", type=int, metavar="N", help="Epochs, for the training time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--trace", metavar="FILE", help="Write two iterations as a trace for Perfetto.")
+@click.option("--schedule", metavar="FILE", help="Write which gradient is applied when, as .npz.")
+@click.option("--updates", type=int, metavar="N", help="Gradients in the schedule.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 def predict(
     flags: JobFlags,
     how: ModelFlags,
     as_json: bool,
     trace: str | None,
+    schedule: str | None,
+    updates: int | None,
     plot: str | None,
     **totals: int | None,
 ) -> None:
@@ -59,7 +63,11 @@ def predict(
         raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
     if trace is not None and fidelity in ("coarse", "auto"):
         raise InputError("--trace: shows a simulation; needs --fidelity fine")
-    check_files(plot, trace)
+    if schedule is not None and fidelity in ("coarse", "auto"):
+        raise InputError("--schedule: is of a simulation; needs --fidelity fine")
+    if updates is not None and schedule is None:
+        raise InputError("--updates: of a schedule; needs --schedule")
+    check_files(plot, trace, schedule)
     arguments = flags.arguments(flags.job)
     job = api.make_job(**per_worker(arguments, "--global-batch-size"))
     if fidelity == "both":
@@ -73,6 +81,9 @@ def predict(
 
         data = json.dumps(prediction.to_chrome_trace()).encode()
         written.append((trace, data, "; open it at https://ui.perfetto.dev"))
+    if schedule is not None:
+        hint = "; replay it with perfmodel converge --replay"
+        written.append((schedule, prediction.schedule(updates).to_bytes(), hint))
     if plot is not None:
         written.append((plot, prediction.to_image(ending(plot)), ""))
     write_files(written)
