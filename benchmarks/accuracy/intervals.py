@@ -9,6 +9,7 @@ any run of their source (of the testbed: of their DNN; of DLPerf: of their frame
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,6 +92,22 @@ def covered(some: Sequence[PredictedRun]) -> Mapping[str, tuple[int, int]]:
     return found
 
 
+def shared(some: Sequence[PredictedRun]) -> float:
+    """Part of the variance of residuals that runs of one source share, 0 where they differ as much
+    as any: the correlation of the errors of two predictions of a source, for
+    :data:`perfmodel.predicting.gains.SHARED`."""
+    by_source: dict[str, list[float]] = {}
+    for run in some:
+        by_source.setdefault(run.source, []).append(run.miss)
+    pairs = [
+        (a - b) ** 2 / 2.0
+        for misses in by_source.values()
+        for a, b in itertools.combinations(misses, 2)
+    ]
+    variance = float(np.var([run.miss for run in some]))
+    return max(1.0 - float(np.mean(pairs)) / variance, 0.0) if pairs and variance else 0.0
+
+
 @click.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
 def main(path: Path) -> None:
@@ -103,6 +120,7 @@ def main(path: Path) -> None:
         click.echo(
             f"{kind}: always {learnt.always:.3f}, waiting {learnt.waiting:.3f}, "
             f"shift {learnt.shift:.3f} "
+            f"shared {shared(some):.2f} "
             f"({learnt.runs} runs of up to {learnt.workers} workers)"
         )
         for source, (inside, count) in covered(some).items():
