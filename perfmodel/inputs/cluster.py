@@ -211,6 +211,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     cpu_cores : per node; limits the update threads of a server.
     worker_threads : threads that a worker computes with on its node's cores, which it shares with
         servers there; None where workers compute on accelerators.
+    core_sharing : how those cores are shared where there are more threads than cores. *operation*:
+        each operation that runs gets an equal part, up to its threads. *thread*: each thread does,
+        as with the default scheduler of Linux, so that an update of one thread beside two
+        operations of 8 threads gets a seventeenth.
     overrides : nodes that differ, by number from 0 (dedicated servers come after the workers).
     collectives : measured collectives, at most one of each operation.
     slowdown_per_neighbour : relative increase of a device's computation for each other device of
@@ -240,6 +244,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     pair_efficiency: float = 1.0
     cpu_cores: int | None = None
     worker_threads: int | None = None
+    core_sharing: Literal["operation", "thread"] = "operation"
     server: Server = Server()
     overrides: tuple[NodeOverride, ...] = ()
     collectives: tuple[Collective, ...] = ()

@@ -120,6 +120,22 @@ def test_workers_on_shared_cores_compute_at_once_as_far_as_there_are_cores() -> 
         assert predict(job(WORK, where, 2, "ring")).iteration_s == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("sharing", "part"), [("operation", 1.0), ("thread", 8 / 17)])
+def test_cores_are_shared_by_operations_or_by_threads(sharing: str, part: float) -> None:
+    """Two workers of 8 threads and a server of one on 8 cores: an update of 0.1 s, while both
+    compute, has a whole core, or one of 17 parts of 8 cores. One of two parts is left to each."""
+    server = Server(placement="colocated", update_per_tensor_s=0.1)
+    shared = {"devices_per_node": 2, "cpu_cores": 8, "worker_threads": 8}
+    where = cluster(1e12, server=server, core_sharing=sharing, **shared)
+    # the second layer's gradients are applied while the first layer's are computed
+    work = workload([1.0, 1.0], [10.0, 1.0], [0.0, 1.0])
+    found = predict(job(work, where, 2, "ps"))
+    update_s = 0.1 / part  # the server has one thread: the second worker's update waits for it
+    assert found.operation_s["update"] == pytest.approx(1.5 * update_s, rel=1e-6)
+    lost_s = 2 * 0.1 / 8  # of the 8 cores
+    assert found.iteration_s == pytest.approx(26.0 + lost_s, rel=1e-6)
+
+
 def test_jitter_stretches_work_on_shared_cores_as_well() -> None:
     where = cluster(1e12, cpu_cores=2, worker_threads=2)
     plain = cluster(1e12)

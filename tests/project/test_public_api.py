@@ -200,6 +200,7 @@ PREDICTION: dict[str, Any] = {
                 "pair_efficiency": NUMBER,
                 "cpu_cores": WHOLE + NOTHING,
                 "worker_threads": WHOLE + NOTHING,
+                "core_sharing": TEXT,
                 "server": {
                     "placement": TEXT,
                     "update_per_tensor_s": NUMBER,

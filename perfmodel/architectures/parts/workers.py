@@ -48,12 +48,14 @@ class Noise:
 class Processors:
     """The cores of each node, where workers compute on them and servers update on them.
 
-    Work on shared cores is a flow over them, on at most as many cores as it has threads. Where
-    workers compute on accelerators there is no contention for cores, and work has a fixed time.
+    Work on shared cores is a flow over them, on at most as many cores as it has threads; what is
+    too little for all is shared by operations or by threads, as the cluster says. Where workers
+    compute on accelerators there is no contention for cores, and work has a fixed time.
     """
 
     def __init__(self, b: GraphBuilder, cluster: Cluster, nodes: int) -> None:
         self._cores: Ids | None = None
+        self._by_thread = cluster.core_sharing == "thread"
         if cluster.worker_threads is not None and cluster.cpu_cores is not None:
             capacity = np.full(nodes, float(cluster.cpu_cores))
             self._cores = b.links(CORES, capacity, place=np.arange(nodes), axes=(("node", None),))
@@ -71,6 +73,7 @@ class Processors:
             "bytes": np.asarray(seconds) * threads,
             "path": self._cores[node][..., None],
             "rate_cap_bytes_per_s": float(threads),
+            "weight": float(threads) if self._by_thread else 1.0,
         }
 
 
