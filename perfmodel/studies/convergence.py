@@ -135,7 +135,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 class Convergence(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs and what the task learns in their order.
 
-    ``target`` is an accuracy of the task; if none was given, :data:`CLOSE` of the best final one.
+    ``target`` is an accuracy of the task; if none was given, :data:`CLOSE` of the best final one,
+    or 1 where all jobs diverged.
     """
 
     training: TrainingSetup
@@ -371,7 +372,8 @@ def _converged(
 ) -> Convergence:
     """The result, with the target where none was given."""
     if target is None:
-        target = CLOSE * max(t.accuracy[0] for t in trained)
+        best = max(t.accuracy[0] for t in trained)
+        target = CLOSE * best if best > 0.0 else 1.0  # all diverged: none reaches it
     return Convergence(training=how, seeds=seeds, target=target, trained=tuple(trained))
 
 

@@ -97,6 +97,13 @@ def test_divergence_is_reported_with_its_update() -> None:
     assert all(np.isfinite(c.loss).all() for c in trained.curves)
 
 
+def test_where_all_diverge_none_reaches_the_target() -> None:
+    wild = TrainingSetup(epochs=1.0, optimizer=Optimizer(learning_rate=50.0, momentum=0.9))
+    found = converge(wild, seeds=1, processes=1, arch="ring", **JOB)
+    assert found.rows()[0]["reached"] == 0
+    assert found.first is None
+
+
 def test_noise_is_measured_where_asked_for(found: Convergence) -> None:
     assert found.trained[0].noise_scale_samples is None
     setup = TrainingSetup(epochs=0.25, evaluations=2, noise_batches=16)
