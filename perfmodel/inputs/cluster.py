@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, number, speed_ratio, whole_number
+from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.calibration import Calibration, value_at
 from perfmodel.theory.collective_times import Growth
@@ -24,6 +24,10 @@ LEAST_EFFICIENCY = 1e-3
 
 MOST_NICS = 1000
 """Links of a node to the network; a limit that catches typing errors."""
+
+
+CORE_SHARING = ("operation", "thread")
+"""What gets equal parts of the cores of a node."""
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -288,6 +292,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                     f"worker_threads: must be at most cpu_cores, {self.cpu_cores}, "
                     f"got {self.worker_threads}"
                 )
+        if self.core_sharing not in CORE_SHARING:
+            raise unknown_name("core_sharing", self.core_sharing, CORE_SHARING)
         numbers = [override.node for override in self.overrides]
         for node in numbers:
             if self.nodes is not None and node >= self.nodes:

@@ -152,6 +152,7 @@ def test_jitter_stretches_work_on_shared_cores_as_well() -> None:
         ({"worker_threads": 2}, "worker_threads: needs cpu_cores"),
         ({"worker_threads": 4, "cpu_cores": 2}, "worker_threads: must be at most cpu_cores, 2"),
         ({"worker_threads": 0, "cpu_cores": 2}, "worker_threads: must be at least 1, got 0"),
+        ({"core_sharing": "threads"}, "unknown core_sharing 'threads'; did you mean 'thread'"),
     ],
 )
 def test_impossible_threads_are_refused(fields: dict[str, int], message: str) -> None:
