@@ -21,7 +21,6 @@ class Plan(NamedTuple):
     ----------
     bounds : (groups + 1,) first row of each group, and the end.
     applied : whether a GRADIENT is applied somewhere.
-    last : whether an APPLY or DROP is the last row that uses its gradient.
     staleness : of each APPLY, mean over its slices.
     gathered : gradients in one step of the optimizer, or of the mean of all models, on average.
     old : versions that are mixed in after they have been overwritten, and how often.
@@ -30,7 +29,6 @@ class Plan(NamedTuple):
 
     bounds: Ids
     applied: NDArray[np.bool_]
-    last: NDArray[np.bool_]
     staleness: Floats
     gathered: float
     old: dict[Version, int]
@@ -44,17 +42,12 @@ def make_plan(schedule: Schedule) -> Plan:
     key = schedule.worker.astype(np.int64) * steps + schedule.step
     computed = np.flatnonzero(event == Event.GRADIENT)
     applies = np.flatnonzero(event == Event.APPLY)
-    uses = np.flatnonzero((event == Event.APPLY) | (event == Event.DROP))
     applied = np.zeros(len(schedule), np.bool_)
     applied[computed] = np.isin(key[computed], key[applies])
-    last = np.zeros(len(schedule), np.bool_)
-    by_key = uses[np.argsort(key[uses], kind="stable")]
-    last[by_key[np.diff(key[by_key], append=-1) != 0]] = True
     first = np.flatnonzero(np.diff(schedule.group, prepend=schedule.group[:1] - 1))
     return Plan(
         np.append(first, len(schedule)),
         applied,
-        last,
         _staleness(schedule),
         _gathered(schedule, applies),
         _old_versions(schedule),

@@ -16,7 +16,7 @@ from perfmodel.replay.models import Models, edges_of
 from perfmodel.replay.noise_scale import GradientNoise, measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.plan import make_plan
-from perfmodel.replay.rows import Row, rows_of
+from perfmodel.replay.rows import Row, Rows, rows_of
 from perfmodel.replay.tasks import Task
 from perfmodel.results.schedule import CENTRE, Event, Schedule
 
@@ -108,12 +108,13 @@ class _Replay:
 
     def go(self, evaluations: int) -> None:
         """Replay all rows, or those before training diverges."""
-        total = int((self.plan.last & (self.schedule.event == APPLY)).sum())
+        walked = rows_of(self.schedule, self.plan)
+        total = walked.gradients
         due = sorted({total * k // evaluations for k in range(1, evaluations)} - {0})
         time_s = 0.0
         try:
             self._evaluate(time_s)
-            for time_s, rows in self._groups():
+            for time_s, rows in _groups(walked):
                 if len(rows) == 1:
                     self._alone(rows[0])
                 else:
@@ -151,21 +152,6 @@ class _Replay:
     @property
     def _samples(self) -> int:
         return self.done * self.schedule.header.batch_size
-
-    def _groups(self) -> Iterator[tuple[float, list[Row]]]:
-        """Time and rows of each group."""
-        time_s, columns, ends = rows_of(self.schedule, self.plan)
-        group = 0
-        while group < len(ends) - 1:
-            after = int(np.searchsorted(ends, ends[group] + _ROWS, "right")) - 1
-            after = max(after, group + 1)
-            begin, end = int(ends[group]), int(ends[after])
-            lists = [column[begin:end].tolist() for column in columns]
-            rows = list(map(Row._make, zip(*lists, strict=True)))
-            times = time_s[begin:end].tolist()
-            for first, last in pairwise((ends[group : after + 1] - begin).tolist()):
-                yield times[first], rows[first:last]
-            group = after
 
     def _alone(self, row: Row) -> None:
         """A row that is a group by itself."""
@@ -298,3 +284,18 @@ class _Replay:
                 )
             )
         self.points.append((self._samples, self._updates, time_s, loss, accuracy, self.batch_loss))
+
+
+def _groups(walked: Rows) -> Iterator[tuple[float, list[Row]]]:
+    """Time and rows of each group."""
+    ends, group = walked.bounds, 0
+    while group < len(ends) - 1:
+        after = int(np.searchsorted(ends, ends[group] + _ROWS, "right")) - 1
+        after = max(after, group + 1)
+        begin, end = int(ends[group]), int(ends[after])
+        lists = [column[begin:end].tolist() for column in walked.columns]
+        rows = list(map(Row._make, zip(*lists, strict=True)))
+        times = walked.time_s[begin:end].tolist()
+        for first, last in pairwise((ends[group : after + 1] - begin).tolist()):
+            yield times[first], rows[first:last]
+        group = after

@@ -15,7 +15,7 @@ from perfmodel.results.schedule import WHOLE, Event, Schedule
 class Row(NamedTuple):
     """A row for the slices from ``first`` to before ``after``; the rest as in the schedule.
 
-    ``applied``, ``last`` and ``staleness`` are the plan's.
+    ``applied`` and ``staleness`` are the plan's; ``last`` says that no later row uses the gradient.
     """
 
     event: int
@@ -34,11 +34,15 @@ class Row(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All rows as columns (rows,), in the order of :class:`Row`, and ``bounds`` (groups + 1,)."""
+    """All rows as columns (rows,), in the order of :class:`Row`, and ``bounds`` (groups + 1,).
+
+    ``gradients`` are applied in all.
+    """
 
     time_s: Floats
     columns: list[NDArray[Any]]
     bounds: Ids
+    gradients: int
 
 
 def rows_of(schedule: Schedule, plan: Plan) -> Rows:
@@ -69,7 +73,6 @@ def rows_of(schedule: Schedule, plan: Plan) -> Rows:
         begins = np.flatnonzero(np.append(True, ~joined))
     kept = order[begins]
     ends = order[np.append(begins[1:], len(order)) - 1]
-    last = np.maximum.reduceat(plan.last[order], begins) if len(order) else plan.last
     group = schedule.group[kept]
     new = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else begins
     columns: list[NDArray[Any]] = [
@@ -77,9 +80,23 @@ def rows_of(schedule: Schedule, plan: Plan) -> Rows:
     ]
     columns += [first[kept], after[ends]]
     columns += [getattr(schedule, name)[kept] for name in ("weight", "version", "other_version")]
+    last = _last_uses(schedule, kept)
     columns += [plan.applied[kept], last, plan.staleness[kept]]
     time_s = np.maximum.accumulate(schedule.time_s[ends])
-    return Rows(time_s, columns, np.append(new, len(kept)))
+    gradients = int((last & (schedule.event[kept] == Event.APPLY)).sum())
+    return Rows(time_s, columns, np.append(new, len(kept)), gradients)
+
+
+def _last_uses(schedule: Schedule, kept: Ids) -> NDArray[np.bool_]:
+    """Of rows in this order, whether each is the last one that applies, or drops, its gradient."""
+    event = schedule.event[kept]
+    uses = np.flatnonzero((event == Event.APPLY) | (event == Event.DROP))
+    steps = int(schedule.step.max(initial=0)) + 1
+    key = schedule.worker[kept].astype(np.int64) * steps + schedule.step[kept]
+    by_key = uses[np.argsort(key[uses], kind="stable")]
+    last = np.zeros(len(kept), np.bool_)
+    last[by_key[np.diff(key[by_key], append=-1) != 0]] = True
+    return last
 
 
 def _windows(schedule: Schedule, plan: Plan, slices: Ids) -> tuple[Ids, NDArray[np.bool_]]:

@@ -74,6 +74,17 @@ def test_replays_are_those_of_the_words_of_the_format(kind: str, optimizer: Opti
     assert loss == pytest.approx(slow_loss(schedule, TASK, optimizer), rel=1e-10)
 
 
+@pytest.mark.parametrize("transmission", ["shared", "priority", "quantum"])
+@pytest.mark.parametrize("duplex", [False, True])
+def test_slices_that_overtake_each_other(transmission: str, duplex: bool) -> None:
+    """Slices of one gradient are applied in another order, and at another age, than those of the
+    next one: which use of a gradient is its last is not that of the schedule's order."""
+    options = {"sync": "asp", "transmission": transmission, "duplex": duplex}
+    schedule = record("ps", {**options, "split_above_bytes": 1.0}, 8, 200)
+    loss = run(schedule, MOMENTUM).loss[-1]
+    assert loss == pytest.approx(slow_loss(schedule, TASK, MOMENTUM), rel=1e-10)
+
+
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_PLAIN])
 def test_one_worker_is_plain_sgd(kind: str, optimizer: Optimizer) -> None:
