@@ -51,6 +51,9 @@ from perfmodel.validation.cases import Case, CaseJob, Cases, MeasuredValues
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SLOW = ("calibrate", "which-algorithm")
+"""Pages whose commands take long."""
+
 UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"
 KINDS = {
     WORKLOAD_SCHEMA: Profile,
@@ -139,7 +142,7 @@ def _tidy(text: str) -> str:
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(p, marks=[pytest.mark.slow] if p.stem == "calibrate" else []) for p in PAGES],
+    [pytest.param(p, marks=[pytest.mark.slow] if p.stem in SLOW else []) for p in PAGES],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:

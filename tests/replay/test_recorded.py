@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -141,15 +140,3 @@ def test_recorded_staleness_and_momentum_diverge(workers: int, diverges: bool) -
     steep = Optimizer(learning_rate=0.05, momentum=0.9)
     curve = replay(schedule, make_task("mixture"), steep, evaluations=4)
     assert (curve.divergence is not None) == diverges
-
-
-@pytest.mark.slow
-def test_20_000_updates_of_8_workers_on_digits_take_less_than_20_s() -> None:
-    pytest.importorskip("sklearn")
-    task = make_task("digits")
-    begin = time.thread_time()  # other programs may run beside this one
-    job = make_job(model="resnet18", workers=8, arch="asp")
-    curve = replay(predict(job).schedule(20_000), task, SGD)
-    assert time.thread_time() - begin < 20.0
-    assert curve.updates[-1] == 20_000
-    assert curve.accuracy[-1] > 0.95
