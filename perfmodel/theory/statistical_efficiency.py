@@ -156,7 +156,11 @@ def asynchronous_error_bound(
     :math:`\gamma' = 1 - \gamma + p_0 / 2`. ``gamma`` bounds how far gradients change by staleness:
     the expected squared distance between the gradients at the present and at the stale parameters
     is at most gamma times the expected square of the present one. ``p0`` is a lower bound on the
-    probability that a gradient is not stale (Dutta et al., 2018, theorem 3).
+    probability that a gradient is not stale, whatever happened before; 0 is always one (Dutta et
+    al., 2018, theorem 3). ``batch`` has the samples of all K gradients.
+
+    It is loose, and gamma is not known in advance: it grows with learning rate and staleness, and
+    where it reaches 1 there is no bound, long before training diverges.
 
     It has this many parameters because it is a formula of that many quantities.
 

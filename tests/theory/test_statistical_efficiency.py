@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -108,6 +108,76 @@ def test_fresh_gradients_make_the_asynchronous_bound_the_synchronous_one() -> No
     slower = synchronous_error_bound(20.0, **(BOUND | {"convexity": 0.5 * (1.0 - 0.6 + 0.1)}))
     assert stale == pytest.approx(slower)
     assert stale > synchronous_error_bound(20.0, **BOUND)
+
+
+class Stale(NamedTuple):
+    """Mean excess of K-async SGD before each update, and what its bound is made of."""
+
+    excess: list[float]
+    gamma: float
+    p0: float
+    given: dict[str, float]
+
+    def bound(self, **wrong: float) -> list[float]:
+        given = {"gamma": self.gamma, "p0": self.p0} | self.given | wrong
+        return [asynchronous_error_bound(k, **given) for k in range(len(self.excess))]
+
+    def holds(self, **wrong: float) -> bool:
+        """Whether no error is above the bound by more than chance."""
+        bound = self.bound(**wrong)
+        return all(e <= 1.02 * b for e, b in zip(self.excess, bound, strict=True))
+
+
+def k_async(p0: float, curvature: tuple[float, ...], gathered: int, variance: float) -> Stale:
+    """K-async SGD on a quadratic, at half the largest learning rate of the bound.
+
+    Each gradient of an update is fresh with probability ``p0``, else one update old. Expectations,
+    also those that ``gamma`` is the largest ratio of, are means over 5000 runs.
+    """
+    runs, updates, rng = 5_000, 40, np.random.default_rng(3)
+    c = np.array(curvature)
+    rate = 0.25 / max(curvature)
+    old = x = np.ones((runs, len(c)))
+    excess, gamma = [], 0.0
+    for _ in range(updates):
+        excess.append(float((0.5 * c * x**2).sum(axis=1).mean()))
+        total = np.zeros_like(x)
+        for _ in range(gathered):
+            gradient = c * np.where(rng.random((runs, 1)) < p0, x, old)
+            far = ((c * x - gradient) ** 2).sum(axis=1).mean()
+            gamma = max(gamma, float(far / ((c * x) ** 2).sum(axis=1).mean()))
+            total += gradient + math.sqrt(variance / len(c) / 8.0) * rng.standard_normal(x.shape)
+        old, x = x, x - rate * total / gathered
+    given = {
+        "learning_rate": rate,
+        "smoothness": max(curvature),
+        "convexity": min(curvature),
+        "variance": variance,
+        "batch": 8.0 * gathered,
+        "first_error": excess[0],
+    }
+    return Stale(excess, gamma, p0, given)
+
+
+@pytest.mark.parametrize("gathered", [1, 3])
+@pytest.mark.parametrize("curvature", [(1.0,), (0.5, 1.0, 2.0)])
+@pytest.mark.parametrize("p0", [0.0, 0.4, 0.8])
+def test_the_bound_holds_for_stale_gradients(
+    p0: float, curvature: tuple[float, ...], gathered: int
+) -> None:
+    run = k_async(p0, curvature, gathered, variance=8.0)
+    assert 0.01 < run.gamma < 1.0
+    assert run.holds()
+    assert run.bound()[-1] < 0.5 * run.excess[0]
+
+
+def test_canary_a_wrong_bound_does_not_hold() -> None:
+    run = k_async(0.4, (1.0,), 3, variance=8.0)
+    assert run.holds()
+    assert not run.holds(batch=3.0 * run.given["batch"])  # the gathered gradients, counted twice
+    uneven = k_async(0.4, (0.5, 1.0, 2.0), 3, variance=8.0)
+    assert uneven.holds()
+    assert not uneven.holds(convexity=2.0)  # the largest curvature in place of the least
 
 
 @pytest.mark.parametrize(
