@@ -155,6 +155,42 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(0.0, self.total_s - self.optimizer_s - self.copy_s - self.other_s)
 
 
+class NoiseScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Gradient noise scale of a model at given parameters (McCandlish et al., 2018).
+
+    Attributes
+    ----------
+    samples : the noise scale.
+    batch_size : samples in each of the small batches whose gradients were compared.
+    batches : how many of them made one estimate.
+    steps : estimates that were averaged.
+    std_error_samples : standard error of ``samples``; None where not known.
+    source : also says which parameters.
+    """
+
+    samples: float
+    batch_size: int
+    source: Source
+    batches: int = 2
+    steps: int = 1
+    std_error_samples: float | None = None
+
+    def __post_init__(self) -> None:
+        number("samples", self.samples)
+        whole_number("batch_size", self.batch_size)
+        whole_number("batches", self.batches, at_least=2)
+        whole_number("steps", self.steps)
+        if self.std_error_samples is not None:
+            number("std_error_samples", self.std_error_samples)
+
+    def __str__(self) -> str:
+        error = "" if self.std_error_samples is None else f" ± {self.std_error_samples:.2g}"
+        return (
+            f"gradient noise scale: {self.samples:.4g}{error} samples "
+            f"({self.steps} times {self.batches} batches of {self.batch_size})"
+        )
+
+
 def total_s(value: Seconds | None) -> float:
     """Seconds of all layers together (0 for None)."""
     return sum(value) if isinstance(value, tuple) else (value or 0.0)
@@ -165,6 +201,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``.
     ``calibration`` says how well its values are known, if they were fitted to measured steps.
+    ``noise_scale`` is that of training the model on its data.
     """
 
     schema: Literal["perfmodel.workload/1"] = "perfmodel.workload/1"
@@ -175,6 +212,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     layers: tuple[Layer, ...] = ()
     gradients: Gradients | None = None
     optimizer_state_bytes_per_parameter_byte: float = 1.0
+    noise_scale: NoiseScale | None = None
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:

@@ -49,7 +49,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     *estimated* if any time was derived rather than measured at this batch size. ``error_fraction``
     is the 90th percentile of the error of such compute times, as a factor less one (0.35: within a
     factor of 1.35); None where the step itself was measured. ``calibration`` says how well values
-    are known that were fitted to measured steps: fields, or :data:`WIDE`.
+    are known that were fitted to measured steps: fields, or :data:`WIDE`. ``noise_scale_samples``
+    is the gradient noise scale of the training, None where not known.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[Assumption, ...] = ()
     error_fraction: float | None = None
     calibration: Calibration | None = None
+    noise_scale_samples: float | None = None
 
     def __post_init__(self) -> None:
         for path in self.calibration.parameters if self.calibration is not None else ():
@@ -223,6 +225,7 @@ def resolve(
         assumptions=tuple(notes),
         error_fraction=error,
         calibration=profile.calibration,
+        noise_scale_samples=profile.noise_scale.samples if profile.noise_scale else None,
         **sized,
     )
 

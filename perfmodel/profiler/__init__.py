@@ -1,5 +1,6 @@
 """Measuring training steps of PyTorch models, layer by layer.
 
+- :func:`measure_noise` measures the gradient noise scale, at or over training steps;
 - :class:`Profiler` goes around any training loop;
 - :func:`record` makes the loop itself, for a model by name and several batch sizes;
 - :func:`training` makes a training step of a model by name.
@@ -8,6 +9,7 @@ PyTorch is imported on first use only. Times are in seconds, sizes in bytes.
 """
 
 from perfmodel.profiler.averages import Average
+from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
 from perfmodel.profiler.record import Recorded, record
@@ -19,6 +21,7 @@ __all__ = [
     "Profiler",
     "Recorded",
     "TrainingSetup",
+    "measure_noise",
     "record",
     "training",
 ]

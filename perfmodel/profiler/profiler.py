@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.base.pytorch import import_torch
-from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
+from perfmodel.inputs.profile import Layer, NoiseScale, Profile, Tensor, Timing
 from perfmodel.profiler.averages import Average, average_of
 from perfmodel.profiler.clocks import Clock, clock_for
+from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.layers import InspectedStep, Inspection
 from perfmodel.profiler.marks import Marks
 from perfmodel.profiler.overhead import Overhead, overhead
@@ -102,6 +103,8 @@ class Profiler:
         self.description = description
         self.overhead: Overhead | None = None
         """Overhead of measuring; None until it was measured."""
+        self.noise_scale: NoiseScale | None = None
+        """Gradient noise scale; None until it was measured."""
         self._model = model
         self._clock = clock or clock_for(first.device)
         self._marks = Marks(self._clock)
@@ -211,6 +214,21 @@ class Profiler:
         self.overhead = overhead(seconds[True], seconds[False])
         return self.overhead
 
+    def measure_noise(
+        self, backward: Callable[[], Any], *, batch_size: int, **given: Any
+    ) -> NoiseScale:
+        """Measure the gradient noise scale, which the profile then has; not counted as training.
+
+        The arguments are those of :func:`perfmodel.profiler.gradient_noise.measure_noise`.
+
+        Raises
+        ------
+        InputError : see there.
+        """
+        with self.paused():
+            self.noise_scale = measure_noise(self._model, backward, batch_size=batch_size, **given)
+        return self.noise_scale
+
     def average(self) -> Average:
         """Means over the measured steps.
 
@@ -281,6 +299,7 @@ class Profiler:
                 for layer in found.layers
             ),
             timings=(timing,),
+            noise_scale=self.noise_scale,
             optimizer_state_bytes_per_parameter_byte=self._state_fraction(found),
         )
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.base.pytorch import check_device, import_torch
-from perfmodel.inputs.profile import Profile, Timing
+from perfmodel.inputs.profile import NoiseScale, Profile, Timing
 from perfmodel.profiler.averages import Average
+from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.libraries import Built
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
@@ -63,6 +64,7 @@ def record(
     device_name: str | None = None,
     hardware: str = "",
     overhead_pairs: int = PAIRS,
+    noise_steps: int = 0,
     old: Profile | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recorded:
@@ -84,19 +86,17 @@ def record(
     name, title, device_name : written to the profile; None for those of model and device.
     hardware : text for the source; empty for the processor's name as the system reports it.
     overhead_pairs : pairs of steps used to measure the profiling overhead; 0 skips this.
+    noise_steps : estimates of the gradient noise scale of ``batch``, averaged; 0 skips this.
     old : a workload of the same model, to which the timings are added.
     progress : called with the number of steps done and the total.
 
     Raises
     ------
     InputError : see :func:`perfmodel.profiler.training.training`; a batch size that is not a
-        multiple of ``accumulate``; ``old`` is of another model.
+        multiple of ``accumulate``; ``old`` is of another model; ``noise_steps`` without ``batch``.
     """
     sizes = _checked_sizes(batch_sizes, accumulate)
-    torch = import_torch()
-    check_device(device)
-    if threads is not None:
-        torch.set_num_threads(whole_number("threads", threads))
+    _check_place(device, threads)
     built = build(model) if isinstance(model, str) else model
     plan = _Plan(
         built=built,
@@ -110,6 +110,7 @@ def record(
         profiler={"device_name": device_name, "name": name or built.name, "title": title}
         | {"steps": max(steps, max_steps or steps)},
     )
+    noise = _noise(plan, sizes, noise_steps)
     profile, found = old, []
     for i, size in enumerate(sizes):
 
@@ -117,12 +118,48 @@ def record(
             if progress is not None:
                 progress(before + min(done, plan.all_steps), plan.all_steps * len(sizes))
 
-        new, measured = plan.measure(size, advance)
+        new, measured = plan.measure(size, noise, advance)
         profile = new if profile is None else joined(profile, new, profile.name)
         found.append(measured)
     if profile is None:
         raise InputError("batch_sizes: at least one is needed")
     return Recorded(profile, tuple(found))
+
+
+def _noise(plan: _Plan, sizes: Sequence[int], steps: int) -> NoiseScale | None:
+    """The gradient noise scale at the parameters that the model has; None for no steps.
+
+    Its batches are of the smallest size, that of a pass.
+
+    Raises
+    ------
+    InputError : the data are made up, and see :func:`measure_noise`.
+    """
+    if not steps or not sizes:
+        return None
+    size = min(sizes) // plan.passes
+    if plan.training["batch"] is None:
+        raise InputError(
+            "noise scale: made-up data do not have that of yours; give a function that makes "
+            "batches (--batch module:function)"
+        )
+    trained = training(plan.built, batch_size=size, **plan.training)
+
+    def backward() -> None:
+        trained.compute_loss(trained.model, trained.next_batch()).backward()
+
+    description = f"{trained.loss_name}, {trained.data}, parameters as {plan.built.name} makes them"
+    with _memory(size, trained.device):
+        return measure_noise(
+            trained.model, backward, batch_size=size, steps=steps, description=description
+        )
+
+
+def _check_place(device: str, threads: int | None) -> None:
+    """Check the device, and set the threads of the CPU."""
+    check_device(device)
+    if threads is not None:
+        import_torch().set_num_threads(whole_number("threads", threads))
 
 
 def _checked_sizes(batch_sizes: Sequence[int], accumulate: int) -> tuple[int, ...]:
@@ -154,7 +191,9 @@ class _Plan(NamedTuple):
         """Steps at one batch size, measured or not."""
         return self.warmup + self.steps + 2 * self.overhead_pairs
 
-    def measure(self, size: int, advance: Callable[[int], None]) -> tuple[Profile, MeasuredBatch]:
+    def measure(
+        self, size: int, noise: NoiseScale | None, advance: Callable[[int], None]
+    ) -> tuple[Profile, MeasuredBatch]:
         """Train with batches of this size; ``advance`` is called with the number of steps done."""
         trained = training(self.built, batch_size=size // self.passes, **self.training)
         profiler = Profiler(
@@ -167,6 +206,7 @@ class _Plan(NamedTuple):
             description=_description(trained, self.hardware),
             **self.profiler,
         )
+        profiler.noise_scale = noise
         with _memory(size, self.training["device"]):
             _run(trained, profiler, self.passes, self.steps, advance)
             if self.overhead_pairs:

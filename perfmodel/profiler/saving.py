@@ -34,6 +34,8 @@ def save(path: str | Path, profile: Profile, *, append: bool = False) -> Profile
 def joined(old: Profile, new: Profile, name: str) -> Profile:
     """The profile ``old`` with the timings of ``new``, which replace those of the same kind.
 
+    So does its noise scale, if ``new`` has one.
+
     Raises
     ------
     InputError : their layers or tensors are not the same; the text begins with ``name``.
@@ -42,7 +44,11 @@ def joined(old: Profile, new: Profile, name: str) -> Profile:
         raise InputError(f"{name}: {difference(old, new)}; give another file")
     replaced = {_key(timing) for timing in new.timings}
     kept = [timing for timing in old.timings if _key(timing) not in replaced]
-    return msgspec.structs.replace(old, timings=ordered([*kept, *new.timings]))
+    return msgspec.structs.replace(
+        old,
+        timings=ordered([*kept, *new.timings]),
+        noise_scale=new.noise_scale or old.noise_scale,
+    )
 
 
 def ordered(timings: list[Timing]) -> tuple[Timing, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, number
-from perfmodel.replay.noise_scale import GradientNoise
+from perfmodel.theory.statistical_efficiency import GradientNoise
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,12 +13,13 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.replay.batches import Batches
 from perfmodel.replay.curve import Curve, Divergence
 from perfmodel.replay.models import Models, edges_of
-from perfmodel.replay.noise_scale import GradientNoise, measure_noise
+from perfmodel.replay.noise_scale import measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.plan import make_plan
 from perfmodel.replay.rows import Row, Rows, rows_of
 from perfmodel.replay.tasks import Task
 from perfmodel.results.schedule import CENTRE, Event, Schedule
+from perfmodel.theory.statistical_efficiency import GradientNoise
 
 DIVERGED = 5.0
 """Training has diverged when the averaged loss of batches exceeds the initial loss that often."""

@@ -126,7 +126,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def noise_scale_samples(self) -> float | None:
         """Gradient noise scale over all evaluations and seeds; None if it was not measured."""
-        from perfmodel.replay.noise_scale import average
+        from perfmodel.theory.statistical_efficiency import average
 
         every = [each for curve in self.curves for each in curve.noise]
         return average(every).scale_samples if every else None

@@ -13,6 +13,7 @@ import msgspec
 from perfmodel import api
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number
+from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
 from perfmodel.theory import statistical_efficiency
@@ -194,7 +195,8 @@ def sweep(
     fidelity, tolerance, rel_ci, max_ops : see :func:`perfmodel.predict`.
     noise_scale_samples : gradient noise scale of the training, for the efficiency of each job's
         batch (:mod:`perfmodel.theory.statistical_efficiency`); :func:`perfmodel.converge` measures
-        that of its task.
+        that of its task. None: that of the workload, if it has one and all jobs the same, which a
+        note says.
     progress : called with (done, all) after each job.
     arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
         ``batch_size``; each, and each of the ``options``, may be a list of values (``stragglers``:
@@ -212,6 +214,10 @@ def sweep(
     if noise_scale_samples is not None and noise_scale_samples != math.inf:
         number("noise_scale_samples", noise_scale_samples)
     found = grid(arguments)
+    notes = found.notes
+    if noise_scale_samples is None:
+        noise_scale_samples, said = _noise_scale(found.jobs)
+        notes += said
     points, predictions, skipped = [], [], list(found.skipped)
     how: dict[str, Any] = {
         "fidelity": fidelity,
@@ -234,9 +240,21 @@ def sweep(
         points=tuple(points),
         predictions=tuple(predictions),
         skipped=tuple(skipped),
-        notes=found.notes,
+        notes=notes,
         noise_scale_samples=noise_scale_samples,
     )
+
+
+def _noise_scale(jobs: Sequence[Job]) -> tuple[float | None, tuple[str, ...]]:
+    """The noise scale that all workloads have, and a note; None where there is none, or several."""
+    scales = {job.workload.noise_scale_samples for job in jobs}
+    if scales == {None}:
+        return None, ()
+    if len(scales) > 1:
+        why = "workloads have different ones, or none: no statistical efficiency"
+        return None, (f"noise scale: {why}",)
+    scale = scales.pop()
+    return scale, (f"noise scale: {scale:.4g} samples, measured with the workload",)
 
 
 def samples_per_update(p: Prediction) -> float:

@@ -18,13 +18,32 @@ AISTATS 2018. They hold for strongly convex losses, and say nothing of momentum.
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from perfmodel.base.errors import InputError, number
+from perfmodel.base.errors import InputError, number, whole_number
+
+
+class GradientNoise(NamedTuple):
+    """Estimates without bias of the two parts of the gradient noise scale.
+
+    ``variance`` is the trace of the covariance of one sample's gradient, ``square`` the squared
+    norm of the mean gradient, which by chance may be estimated as negative where it is small.
+    """
+
+    variance: float
+    square: float
+
+    @property
+    def scale_samples(self) -> float:
+        """The noise scale, ``variance / square``; infinite where the gradient is lost in noise."""
+        return noise_scale(self.variance, self.square)
 
 
 def gradient_noise(
     small_square: float, big_square: float, small: float, big: float
-) -> tuple[float, float]:
+) -> GradientNoise:
     r"""Estimates without bias of :math:`\mathrm{tr}\,\Sigma` and :math:`|G|^2`.
 
     ``small_square`` and ``big_square`` are squared norms of the gradients of batches of ``small``
@@ -43,7 +62,36 @@ def gradient_noise(
         raise InputError(f"big: must be more than small, {small:g}, got {big:g}")
     variance = (small_square - big_square) / (1.0 / small - 1.0 / big)
     square = (big * big_square - small * small_square) / (big - small)
-    return variance, square
+    return GradientNoise(variance, square)
+
+
+def average(noise: Sequence[GradientNoise]) -> GradientNoise:
+    """Both parts averaged over several estimates, which are each too noisy for their ratio.
+
+    Raises
+    ------
+    InputError : there is none.
+    """
+    whole_number("noise, counted", len(noise))
+    return GradientNoise(*map(statistics.fmean, zip(*noise, strict=True)))
+
+
+def scale_error_samples(noise: Sequence[GradientNoise]) -> float:
+    """Standard error of the noise scale of an average over independent estimates, in samples.
+
+    To first order in the errors of both parts; infinite where the noise scale is.
+
+    Raises
+    ------
+    InputError : there are fewer than two.
+    """
+    whole_number("noise, counted", len(noise), at_least=2)
+    mean = average(noise)
+    scale = mean.scale_samples
+    if scale == math.inf:
+        return math.inf
+    off = [each.variance - scale * each.square for each in noise]
+    return statistics.stdev(off) / math.sqrt(len(noise)) / mean.square
 
 
 def noise_scale(variance: float, square: float) -> float:

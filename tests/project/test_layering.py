@@ -27,7 +27,7 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "inputs": "base theory",
         "engine": "base graph",
         "phases": "base theory inputs",
-        "profiler": "base inputs",
+        "profiler": "base theory inputs",
         "traces": "base inputs",
         "architectures": ABOVE_BASE,
         "predicting": f"{ABOVE_BASE} engine architectures",

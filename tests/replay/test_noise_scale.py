@@ -10,11 +10,11 @@ import pytest
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError
 from perfmodel.replay.data import mixture
-from perfmodel.replay.noise_scale import average, measure_noise
+from perfmodel.replay.noise_scale import measure_noise
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
 from perfmodel.replay.tasks import NetworkTask, make_task, softmax_task
-from perfmodel.theory.statistical_efficiency import efficiency
+from perfmodel.theory.statistical_efficiency import average, efficiency
 from tests.replay import schedules
 from tests.replay.quadratic import Quadratic
 

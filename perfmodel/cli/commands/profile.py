@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, whole_number
 from perfmodel.cli.options import check_files, list_of, progress, read_whole
 
 
@@ -72,6 +72,8 @@ from perfmodel.cli.options import check_files, list_of, progress, read_whole
 )
 @click.option("--threads", metavar="N", type=int, help="Threads of PyTorch on the CPU.")
 @click.option("--no-overhead", is_flag=True, help="Do not measure what measuring costs.")
+@click.option("--noise-scale", is_flag=True, help="Measure the gradient noise scale of --batch.")
+@click.option("--noise-steps", metavar="N", type=int, help="Estimates of it (default: 20).")
 @click.option("--name", metavar="NAME", help="Name of the workload (default: of the model).")
 @click.option("--device-name", metavar="NAME", help="Name of the device in the file.")
 @click.option("--output", metavar="FILE", help="Workload file (default: the name, .json).")
@@ -82,6 +84,8 @@ def profile(
     input_shape: Any,
     batch_size: Any,
     no_overhead: bool,
+    noise_scale: bool,
+    noise_steps: int | None,
     output: str | None,
     append: bool,
     as_json: bool,
@@ -101,11 +105,16 @@ def profile(
     from perfmodel.base.pytorch import check_device
     from perfmodel.inputs.profile import read_profile
     from perfmodel.profiler import saving
+    from perfmodel.profiler.gradient_noise import STEPS
     from perfmodel.profiler.record import PAIRS, record
     from perfmodel.profiler.training import build
 
     if output is not None or given["name"] is not None:
         check_files(None, output or f"{given['name']}.json")
+    if noise_steps is not None:
+        if not noise_scale:
+            raise InputError("--noise-steps: needs --noise-scale")
+        whole_number("--noise-steps", noise_steps, at_least=2)
     check_device(given["device"])
     built = build(spec)
     path = output or f"{given['name'] or built.name}.json"
@@ -120,6 +129,7 @@ def profile(
             batch_sizes=_listed(batch_size),
             input_shape=None if input_shape is None else _listed(input_shape),
             overhead_pairs=0 if no_overhead else PAIRS,
+            noise_steps=(noise_steps or STEPS) if noise_scale else 0,
             old=old,
             progress=advance,
         )

@@ -91,6 +91,8 @@ def _show_model(name: str) -> None:
         f"{len(profile.layers)} layers, {tensors} tensors, "
         f"{quantity(profile.parameter_bytes, 'bytes')} of parameters (float32)"
     )
+    if profile.noise_scale is not None:
+        out.print(str(profile.noise_scale))
     out.print(f"[dim]{escape(profile.source.text)}[/]\n")
     table = new_table("device", "precision", "batch", "samples/s", "", "source")
     for t in sorted(profile.timings, key=lambda t: (t.device, t.precision, t.batch_size)):

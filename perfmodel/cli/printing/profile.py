@@ -54,6 +54,8 @@ def show_recorded(recorded: Recorded) -> None:
             show(row["bytes"], "bytes"),
         )
     out.print(table)
+    if profile.noise_scale is not None:
+        out.print(str(profile.noise_scale))
     for note in dict.fromkeys(note for one in recorded.measured for note in one.notes):
         out.print(f"note: {escape(note)}")
 
