@@ -213,7 +213,8 @@ FILES = {
         "layers[1].tensors[0]: unknown key 'byte'; did you mean 'bytes'? (allowed: name, bytes)",
     "key_unknown_top.json":
         "unknown key 'layer'; did you mean 'layers'? (allowed: schema, name, source, timings, "
-        "title, layers, gradients, optimizer_state_bytes_per_parameter_byte, calibration)",
+        "title, layers, gradients, optimizer_state_bytes_per_parameter_byte, noise_scale, "
+        "calibration)",
     "key_unknown.toml":
         "nic: unknown key 'latency'; did you mean 'latency_s'? "
         "(allowed: bandwidth_bytes_per_s, latency_s, efficiency)",
@@ -240,6 +241,8 @@ FILES = {
         "layers[0].tensors[1]: tensor 'conv.bias': bytes: must be more than 0, got 0",
     "list_short.json": "timings[0].backward_s: 1 values for 2 layers",
     "std_short.json": "timings[0].forward_std_s: 1 values for 2 layers",
+    "noise_scale_negative.json": "noise_scale: samples: must be at least 0, got -1",
+    "noise_scale_batches.json": "noise_scale: batches: must be at least 2, got 1",
     "largest_too_large.json":
         "gradients: largest_bytes: 5e+07 is more than all the gradients together (4.8e+07 bytes)",
     "largest_too_small.json":

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 
-from perfmodel import InputError, make_job, predict
+from perfmodel import InputError, Source, make_job, predict
+from perfmodel.base import files
+from perfmodel.cli import cli
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.profile import NoiseScale
 
 PARAMETERS = {
     "resnet18": 11_689_512,
@@ -140,3 +146,23 @@ def test_a_precision_that_a_device_does_not_have(
     with pytest.raises(InputError, match=re.escape(text)):
         make_job(model=model, device=device, precision=precision)
     assert make_job(model=model, device=device, precision="float32").workload.compute_s > 0.0
+
+
+def test_a_noise_scale_is_shown_and_taken_by_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = catalogue.model("resnet18")
+    noise = NoiseScale(96.0, 8, Source("measured", "a test"), 8, 20, 9.0)
+    noisy = msgspec.structs.replace(plain, noise_scale=noise)
+    path = tmp_path / "noisy.json"
+    files.write(path, msgspec.json.encode(noisy))
+    command = ["sweep", "--workload", str(path), "--arch", "ring", "--batch-size", "16"]
+    swept = CliRunner().invoke(cli, [*command, "--workers", "2,4"])
+    assert swept.exit_code == 0
+    assert "goodput" in swept.stdout
+    assert "80.0%" in swept.stdout  # (96 + 32) / (96 + 64)
+    assert swept.stderr == "note: noise scale: 96 samples, measured with the workload\n"
+    said = "gradient noise scale: 96 ± 9 samples (20 times 8 batches of 8)"
+    assert said not in CliRunner().invoke(cli, ["show", "resnet18"]).stdout
+    monkeypatch.setattr(catalogue, "model", lambda name: noisy)
+    assert said in CliRunner().invoke(cli, ["show", "resnet18"]).stdout

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel import InputError, Profile, Source, predict
 from perfmodel.inputs.batch_scaling import LAUNCH_S
-from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing, timings_on
+from perfmodel.inputs.profile import Gradients, Layer, NoiseScale, Tensor, Timing, timings_on
 from perfmodel.inputs.workload import expanded, resolve
 from tests.jobs import cluster, job
 
@@ -49,6 +49,14 @@ def test_what_comes_before_the_pass_that_communicates_is_in_its_first_layer() ->
     assert [layer.forward_s for layer in w.layers] == [0.25 + 1.0 + 0.75 * 10.0, 0.5]
     assert [layer.backward_s for layer in w.layers] == [0.75, 1.0]
     assert w.compute_s == timing.total_s == 11.5
+
+
+def test_a_noise_scale_is_kept() -> None:
+    noise = NoiseScale(120.0, 8, MEASURED, 8, 20, 9.0)
+    measured = msgspec.structs.replace(profile(per_layer(8, 1.0)), noise_scale=noise)
+    assert resolve(measured, measured.timings, batch_size=16).noise_scale_samples == 120.0
+    assert resolve(profile(per_layer(8, 1.0)), measured.timings).noise_scale_samples is None
+    assert str(noise) == "gradient noise scale: 120 ± 9 samples (20 times 8 batches of 8)"
 
 
 LINEAR = "linear in the batch size from the profile's 8, 16"

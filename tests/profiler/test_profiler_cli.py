@@ -66,6 +66,9 @@ def images(samples):
 def numbers(samples):
     return torch.zeros(samples, 3, 4, 4), torch.zeros(samples, 4)
 
+def drawn(samples):
+    return torch.randn(samples, 3, 4, 4), torch.randint(4, (samples,))
+
 def wrong(samples):
     return torch.zeros(samples, 7), None
 
@@ -192,6 +195,27 @@ def test_losses(folder: Path, loss: str, batch: str, said: str) -> None:
     assert json.loads(out)["name"] == "a"
 
 
+@needs_torch
+def test_the_noise_scale_is_measured_and_kept(folder: Path) -> None:
+    arguments = f"--model nets:net --batch nets:drawn {QUICK} --noise-scale --noise-steps 30"
+    code, out, _ = profiled(folder, arguments)
+    assert code == 0
+    found = read_profile(folder / "net.json").noise_scale
+    assert found is not None
+    assert (found.batch_size, found.batches, found.steps) == (8, 8, 30)
+    assert found.samples > 1.0
+    assert f"{found}\n" in out
+    assert "data of nets:drawn, parameters as net makes them" in found.source.text
+    profiled(folder, f"--model nets:net --batch nets:drawn {QUICK} --batch-size 4 --append")
+    profile = read_profile(folder / "net.json")
+    assert profile.noise_scale == found
+    assert len(profile.timings) == 2
+    for asked in ("--batch nets:images", "--input-shape 3,4,4"):
+        code, _, error = profiled(folder, f"--model nets:net {asked} {QUICK} --noise-scale")
+        assert (code, error.count("\n")) == (2, 1)
+        assert error.startswith("perfmodel: error: noise scale: ")
+
+
 NET = "--model nets:net --input-shape 3,4,4"
 KNOWN = "torchvision:NAME, transformers:NAME or package.module:function"
 
@@ -235,6 +259,11 @@ MISTAKES = {
     f"{NET} --steps 1": "steps: must be at least 2, got 1",
     f"{NET} --warmup 0": "warmup: must be at least 1, got 0",
     f"{NET} --threads 0": "threads: must be at least 1, got 0",
+    f"{NET} --noise-steps 9": "--noise-steps: needs --noise-scale",
+    f"{NET} --noise-scale --noise-steps 1": "--noise-steps: must be at least 2, got 1",
+    f"{NET} --noise-scale":
+        "noise scale: made-up data do not have that of yours; give a function that makes "
+        "batches (--batch module:function)",
     f"{NET} --output nowhere/a.json":
         f"nowhere/a.json: cannot write: {os.strerror(2)}",
     f"{NET} --output nets.py --append":

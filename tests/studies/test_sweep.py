@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel import InputError, Jitter, Straggler, Sweep, api, make_job, predict, sweep
+from perfmodel import InputError, Jitter, Straggler, Sweep, Workload, api, make_job, predict, sweep
 from perfmodel.cli import cli, main
 from perfmodel.studies import sweeps
 from perfmodel.studies.grids import ARGUMENTS, grid, label, values
@@ -357,6 +358,30 @@ def test_asynchronous_updates_have_a_worker_s_samples() -> None:
     found = sweep(**SMALL, arch=["bsp", "asp"], workers=4, noise_scale_samples=16.0)
     efficiency = found.to_frame()["statistical_efficiency"]
     assert efficiency.tolist() == pytest.approx([20.0 / 32.0, 1.0])
+
+
+def with_noise(scale: float | None) -> Workload:
+    return msgspec.structs.replace(WORK, noise_scale_samples=scale)
+
+
+def test_the_noise_scale_of_the_workload_is_the_default() -> None:
+    jobs: dict[str, Any] = SMALL | {"workload": with_noise(24.0), "arch": "ring"}
+    found = sweep(**jobs, workers=[2, 4])
+    assert found.to_frame()["statistical_efficiency"].tolist() == pytest.approx([1.0, 0.8])
+    assert found.notes == ("noise scale: 24 samples, measured with the workload",)
+    given = sweep(**jobs, workers=[2, 4], noise_scale_samples=8.0)
+    assert given.to_frame()["statistical_efficiency"].tolist() == pytest.approx([1.0, 16 / 24])
+    assert given.notes == ()
+
+
+def test_workloads_of_different_noise_have_no_common_one() -> None:
+    for other in (None, 8.0):
+        workloads = [with_noise(24.0), with_noise(other)]
+        found = sweep(**SMALL | {"workload": workloads, "arch": "ring", "workers": 2})
+        assert "goodput_samples_per_s" not in found.rows()[0]
+        assert found.notes == (
+            "noise scale: workloads have different ones, or none: no statistical efficiency",
+        )
 
 
 @pytest.mark.parametrize("wrong", [-1.0, math.nan])
