@@ -12,9 +12,10 @@ with :math:`\rho` by kind of network, :data:`SHARED`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from perfmodel.base.uncertainty import WIDTH
 from perfmodel.inputs.job import Job
@@ -25,6 +26,9 @@ SHARED: Mapping[str, float] = {"measured": 0.0, "nominal": 0.5}
 """Correlation of the errors of two predictions of one model on one cluster, by the kind of its
 network: the part of the variance of residuals that runs of one source share, as
 ``python -m benchmarks.accuracy.intervals`` finds it."""
+
+DRAWS = 20_000
+"""Draws from which :func:`chances` counts."""
 
 
 class Gain(msgspec.Struct, frozen=True):
@@ -62,6 +66,48 @@ def gain(before: Job, was: Prediction, after: Job, then: Prediction) -> Gain:
     log = math.log(ratio)
     above = math.erf(log / (math.sqrt(2.0) * spread)) if spread else math.copysign(bool(log), log)
     return Gain(ratio, (ratio / factor, ratio * factor), (1.0 + above) / 2.0)
+
+
+def chances(
+    jobs: Sequence[Job], predictions: Sequence[Prediction], values: Sequence[float]
+) -> tuple[float, ...]:
+    r"""Probability that each of several jobs really is the best of them.
+
+    With a value :math:`v_i` that is in proportion to the throughput, job i is the best where
+    :math:`v_i e^{x_i}` is the largest. Errors :math:`x_i` are normal, and those of jobs on one
+    cluster with the same devices are correlated as in :func:`gain`; others are independent.
+
+    Parameters
+    ----------
+    jobs, predictions : with intervals, one of each per value.
+    values : what each is worth at its predicted throughput, above 0; more is better.
+
+    Returns
+    -------
+    Shares of :data:`DRAWS` seeded draws; they add up to 1.
+    """
+    draw = np.random.default_rng(0)
+    places: dict[tuple[object, str], np.ndarray] = {}
+    logs = np.empty((len(jobs), DRAWS))
+    for i, (job, found, value) in enumerate(zip(jobs, predictions, values, strict=True)):
+        chance, rest = _spread(found)
+        place = (job.cluster, job.workload.device)
+        if place not in places:
+            places[place] = draw.standard_normal(DRAWS)
+        shared = SHARED[kind_of(job).network]
+        own, runs = draw.standard_normal((2, DRAWS))
+        common = math.sqrt(shared) * places[place] + math.sqrt(1.0 - shared) * own
+        logs[i] = math.log(value) + rest * common + chance * runs
+    first = np.bincount(np.argmax(logs, axis=0), minlength=len(jobs))
+    return tuple((first / DRAWS).tolist())
+
+
+def probability_within(found: Prediction, times: float) -> float:
+    """Probability that a measured step takes at most so many times the predicted one."""
+    spread = math.hypot(*_spread(found))
+    if not spread or times in (0.0, math.inf):
+        return float(times >= 1.0)
+    return (1.0 + math.erf(math.log(times) / (math.sqrt(2.0) * spread))) / 2.0
 
 
 def _spread(found: Prediction) -> tuple[float, float]:

@@ -1,0 +1,273 @@
+"""Rented machines: instance types with their devices, their network and their price.
+
+A catalogue is a table (CSV) with a line for each instance type and region. Its columns are those of
+SkyPilot's catalogue, and some for the network; the shipped one is ``profiles/instances``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from perfmodel.base import tables
+from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.provenance import Source
+from perfmodel.base.tables import TableRow
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.cluster import Cluster, IntraNode, Link
+
+NEEDED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
+"""Columns that a catalogue must have."""
+
+GBPS = 1.25e8
+GIB = 2.0**30
+
+LATENCY_S = 25e-6
+"""Latency of a link of which none is stated: that of switched Ethernet, an assumption."""
+
+TCP_EFFICIENCY, RDMA_EFFICIENCY = 0.9415, 0.97
+"""What protocols leave of a nominal rate: headers of TCP, and an assumption, as in the shipped
+clusters."""
+
+RDMA_LATENCY_S = 10e-6
+"""Latency below which links are taken as RDMA."""
+
+INSIDE: Mapping[str, float] = {"v100": 150e9, "a100": 300e9, "h100": 450e9}
+"""Bytes per second each way that a device sends over NVLink, by device."""
+
+PCIE_BYTES_PER_S = 16e9
+"""The same over PCIe (3.0 x16), for other devices."""
+
+INSIDE_EFFICIENCY, INSIDE_LATENCY_S = 0.78, 1.9e-6
+"""What is achieved inside a node, and its latency, as in the shipped clusters of DGX."""
+
+MOST_USD_PER_H = 10_000.0
+"""Price of an instance; a limit that catches typing errors."""
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance type in a region.
+
+    Attributes
+    ----------
+    name : InstanceType.
+    accelerator, devices : its accelerators and their number.
+    region, place : of the price, and the line of the catalogue.
+    price_usd_per_h, spot_usd_per_h : on demand, and as it can be taken away; None if not given.
+    network_bytes_per_s : of all ``nics`` together, each way; None if not given.
+    flow_bytes_per_s : the most that one connection carries; None where only the links limit.
+    latency_s : one way; None if not given.
+    inside_bytes_per_s : what a device sends inside the node; None if not given.
+    egress_usd_per_byte : traffic out of the region; what a plan costs is without it.
+    source, date : of the line.
+    """
+
+    name: str
+    accelerator: str
+    devices: int
+    region: str
+    price_usd_per_h: float | None
+    spot_usd_per_h: float | None = None
+    vcpus: float | None = None
+    memory_bytes: float | None = None
+    network_bytes_per_s: float | None = None
+    flow_bytes_per_s: float | None = None
+    nics: int = 1
+    latency_s: float | None = None
+    inside_bytes_per_s: float | None = None
+    egress_usd_per_byte: float | None = None
+    source: str = ""
+    date: str = ""
+    place: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name with its accelerators."""
+        return f"{self.name} ({self.devices} x {self.accelerator})"
+
+    @property
+    def device(self) -> str | None:
+        """The device of the catalogue that computes like its accelerator; None if there is none.
+
+        >>> Instance(name="x", accelerator="A100-80GB", devices=8, region="", price_usd_per_h=1.0
+        ... ).device
+        'a100'
+        """
+        name = self.accelerator.partition("-")[0].lower()
+        return name if name in catalogue.device_names() else None
+
+    @property
+    def device_bytes(self) -> float | None:
+        """Memory of an accelerator, from its name or that of the device."""
+        found = re.search(r"-(\d+)GB", self.accelerator)
+        if found is not None:
+            return float(found[1]) * GIB
+        return catalogue.device(self.device).memory_bytes if self.device is not None else None
+
+    def price(self, spot: bool) -> float | None:
+        """USD per hour."""
+        return self.spot_usd_per_h if spot else self.price_usd_per_h
+
+    def cluster(self) -> Cluster:
+        """As many of these instances as a job needs, with their links.
+
+        Parameter servers are on the nodes of the workers.
+
+        Raises
+        ------
+        InputError : the rate of the network is not known.
+        """
+        if self.network_bytes_per_s is None:
+            raise InputError(f"{self.place}: NetworkGbps: is empty")
+        base = catalogue.cluster(catalogue.DEFAULT_CLUSTER).server
+        latency_s = LATENCY_S if self.latency_s is None else self.latency_s
+        rdma = latency_s < RDMA_LATENCY_S
+        inside = self.inside_bytes_per_s or INSIDE.get(self.device or "", PCIE_BYTES_PER_S)
+        return Cluster(
+            name=self.name,
+            title=self.label,
+            nic=Link(
+                self.network_bytes_per_s / self.nics,
+                latency_s,
+                RDMA_EFFICIENCY if rdma else TCP_EFFICIENCY,
+            ),
+            devices_per_node=self.devices,
+            nics_per_node=self.nics,
+            intra_node=IntraNode(inside, INSIDE_LATENCY_S, INSIDE_EFFICIENCY, "per_device")
+            if self.devices > 1
+            else None,
+            server=msgspec.structs.replace(base, placement="colocated"),
+            flow_bytes_per_s=self.flow_bytes_per_s,
+            source=Source("published", self.source or self.place, None, self.date or None),
+        )
+
+
+def shipped() -> Path:
+    """The catalogue that comes with the package."""
+    return catalogue.folder() / "instances" / "instances.csv"
+
+
+def read_instances(path: str | Path | None = None) -> tuple[Instance, ...]:
+    """The lines of a catalogue that have accelerators; by default of the shipped one.
+
+    Lines without an accelerator, and accelerators that are priced apart from a machine (without an
+    InstanceType), are left out. What a catalogue does not say of the network of an instance type is
+    taken from the shipped one, where that has it.
+
+    Raises
+    ------
+    InputError : the file cannot be read, a column is missing, a number is out of range, or no line
+        has both an instance type and an accelerator.
+    """
+    own = path is None
+    place = shipped() if path is None else Path(path)
+    table = tables.read(place)
+    table.need(*NEEDED)
+    called = place.name if own else table.name
+    rows = [
+        _instance(msgspec.structs.replace(row, table=called))
+        for row in table
+        if row.has("InstanceType") and row.has("AcceleratorName")
+    ]
+    if not rows:
+        raise InputError(f"{place}: no line has an InstanceType and an AcceleratorName")
+    return tuple(rows if own else _with_networks(rows))
+
+
+def _instance(row: TableRow) -> Instance:
+    """The instance of a line, in SI units."""
+
+    def given(column: str, unit: float = 1.0, *, most: float | None = None) -> float | None:
+        if not row.has(column):
+            return None
+        return unit * row.number(column, above=0.0, at_most=most)
+
+    return Instance(
+        name=row.text("InstanceType"),
+        accelerator=row.text("AcceleratorName"),
+        devices=row.whole("AcceleratorCount"),
+        region=row.text("Region"),
+        price_usd_per_h=given("Price", most=MOST_USD_PER_H),
+        spot_usd_per_h=given("SpotPrice", most=MOST_USD_PER_H),
+        vcpus=given("vCPUs"),
+        memory_bytes=given("MemoryGiB", GIB),
+        network_bytes_per_s=given("NetworkGbps", GBPS),
+        flow_bytes_per_s=given("FlowGbps", GBPS),
+        nics=row.whole("NicCount") if row.has("NicCount") else 1,
+        latency_s=given("LatencyUs", 1e-6),
+        inside_bytes_per_s=given("InsideGBps", 1e9),
+        egress_usd_per_byte=1e-9 * row.number("EgressPerGB") if row.has("EgressPerGB") else None,
+        source=row.text("Source") if row.has("Source") else "",
+        date=row.text("Date") if row.has("Date") else "",
+        place=row.place,
+    )
+
+
+def _with_networks(rows: Iterable[Instance]) -> list[Instance]:
+    """The lines, with the network that the shipped catalogue has for their instance types."""
+    known = {(each.name, each.devices): each for each in read_instances()}
+    found = []
+    for each in rows:
+        like = known.get((each.name, each.devices))
+        if each.network_bytes_per_s is None and like is not None:
+            network = {
+                name: getattr(like, name)
+                for name in (
+                    *("network_bytes_per_s", "flow_bytes_per_s", "nics", "latency_s"),
+                    "inside_bytes_per_s",
+                )
+            }
+            said = f"{each.source or each.place}; network: {like.source}"
+            each = msgspec.structs.replace(each, **network, source=said)
+        found.append(each)
+    return found
+
+
+def choose(
+    rows: Iterable[Instance],
+    *,
+    types: Collection[str] = (),
+    region: str | None = None,
+    spot: bool = False,
+) -> tuple[list[Instance], list[str]]:
+    """The cheapest line of each instance type and accelerator, and what is left out and why.
+
+    Parameters
+    ----------
+    types : names of instance types; by default all.
+    region : by default any, so the cheapest of them.
+    spot : take the spot prices; types without any are left out.
+
+    Raises
+    ------
+    InputError : an unknown type or region, or a price on demand that is missing.
+    """
+    rows = list(rows)
+    for name in types:
+        if name not in {each.name for each in rows}:
+            raise unknown_name("instance type", name, {each.name for each in rows})
+    if region is not None and region not in {each.region for each in rows}:
+        raise unknown_name("region", region, {each.region for each in rows})
+    groups: dict[tuple[str, str, int], list[Instance]] = {}
+    for each in rows:
+        if (not types or each.name in types) and region in (None, each.region):
+            groups.setdefault((each.name, each.accelerator, each.devices), []).append(each)
+    found, out = [], []
+    for several in groups.values():
+        priced = {each.place: cost for each in several if (cost := each.price(spot)) is not None}
+        first = several[0]
+        if not priced and not spot:
+            raise InputError(f"{first.place}: Price: is empty, for {first.name} in {first.region}")
+        if not priced:
+            out.append(f"{first.label}: no spot price")
+        elif first.device is None:
+            out.append(f"{first.label}: no device {first.accelerator!r} in the catalogue")
+        elif first.network_bytes_per_s is None:
+            out.append(f"{first.label}: its network is not known (column NetworkGbps)")
+        else:
+            known = [each for each in several if each.place in priced]
+            found.append(min(known, key=lambda each: priced[each.place]))
+    return found, out

@@ -1,0 +1,261 @@
+"""All candidates of a plan, evaluated by formulas as arrays.
+
+A candidate is an instance type, a number of workers and of servers, an architecture with its
+options, and a batch size. Candidates that differ in workers and servers only are a series, which
+:func:`perfmodel.evaluate` evaluates together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel import api
+from perfmodel.architectures import registry
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.instances import Instance
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import Workload
+from perfmodel.predicting import job_facts
+from perfmodel.predicting.variants import evaluate
+
+ARCHITECTURES = ("allreduce", "ps", "p2p", "zero1", "zero3")
+"""Architectures that are looked at by default: all of them compute what one worker would with the
+whole batch."""
+
+BATCH_SIZES = (16, 32, 64, 128, 256, 512)
+SERVERS = (1, 2, 4, 8, 16, 32)
+MOST_WORKERS = 256
+"""The same for samples per worker, servers, and workers."""
+
+DENSE_NODES, GROWTH = 32, 1.125
+"""Numbers of nodes by default: each up to the first, then each about so many times the last."""
+
+SHARPNESS = 8.0
+"""Norm by which overlap is approximated for asynchronous workers, because layer by layer takes
+long; finalists are predicted layer by layer."""
+
+MOST_CANDIDATES = 5_000_000
+"""Candidates of one plan; a limit that catches typing errors."""
+
+
+class Axes(NamedTuple):
+    """What is varied; empty, or None, for the defaults. ``options`` may have lists of values."""
+
+    arch: Sequence[str] = ()
+    options: Mapping[str, Any] = {}
+    workers: Sequence[int] = ()
+    servers: Sequence[int] = ()
+    batch_size: Sequence[int] = ()
+    precision: Sequence[str | None] = ()
+
+
+class Series(NamedTuple):
+    """Candidates that differ in workers and servers: an instance type and its price per hour, the
+    job with one worker, the name of its architecture, and the options given."""
+
+    instance: Instance
+    price_usd_per_h: float
+    job: Job
+    arch: str
+    options: Mapping[str, Any]
+
+
+class Space(NamedTuple):
+    """Candidates, as arrays with an element each.
+
+    Attributes
+    ----------
+    series : by the numbers in ``of``.
+    left_out : what was not evaluated, and why.
+    workers, servers, nodes, batch_size : whole numbers; 0 servers where there are none.
+    step_s, rate, idle, staleness : predicted by formulas; ``rate`` in samples per second.
+    price : USD per hour of all nodes.
+    worker_bytes, device_bytes : memory that is needed, and there (inf if not known).
+    """
+
+    series: tuple[Series, ...]
+    left_out: tuple[str, ...]
+    of: Ids
+    workers: Ids
+    servers: Ids
+    nodes: Ids
+    batch_size: Ids
+    step_s: Floats
+    rate: Floats
+    idle: Floats
+    staleness: Floats
+    price: Floats
+    worker_bytes: Floats
+    device_bytes: Floats
+
+    def __len__(self) -> int:  # type: ignore[override]  # candidates, not fields
+        return len(self.of)
+
+    def job(self, index: int, **common: Any) -> Job:
+        """The job of a candidate."""
+        some = self.series[self.of[index]]
+        options = dict(some.options)
+        if self.servers[index]:
+            options["servers"] = int(self.servers[index])
+        return api.make_job(
+            workload=some.job.workload,
+            cluster=some.job.cluster,
+            workers=int(self.workers[index]),
+            arch=some.arch,
+            options=options,
+            **common,
+        )
+
+
+def space(
+    instances: Sequence[tuple[Instance, float]],
+    profile: Any,
+    axes: Axes,
+    *,
+    most_workers: int | None = None,
+    common: Mapping[str, Any],
+) -> Space:
+    """Evaluate all candidates.
+
+    Parameters
+    ----------
+    instances : instance types and their price in USD per hour.
+    profile : of the model.
+    most_workers : limit on the workers.
+    common : further arguments of :func:`perfmodel.make_job`, for every job.
+
+    Raises
+    ------
+    InputError : no candidate is possible.
+    """
+    most = most_workers or max(axes.workers, default=MOST_WORKERS)
+    for name in ("workers", "servers", "batch_size"):
+        for value in getattr(axes, name):
+            whole_number(name, value)
+    found: list[Series] = []
+    parts: list[dict[str, NDArray[Any]]] = []
+    out: list[str] = []
+    for instance, price in instances:
+        try:
+            works = list(_workloads(profile, instance, axes))
+        except InputError as error:
+            out.append(f"{instance.label}: {error}")
+            continue
+        cluster = instance.cluster()
+        counts = np.array(_workers(instance, axes.workers, most), np.int64)
+        if not len(counts):
+            out.append(f"{instance.label}: more than {most} devices in a node")
+            continue
+        for (arch, options), work in itertools.product(_architectures(axes), works):
+            given = {"workload": work, "cluster": cluster, "arch": arch, "options": options}
+            job = api.make_job(**given, **common)
+            series = Series(instance, price, job, arch, options)
+            columns = _evaluated(series, counts, axes.servers)
+            columns["of"] = np.full(len(columns["workers"]), len(found))
+            found.append(series)
+            parts.append(columns)
+            if sum(len(each["of"]) for each in parts[-1:]) * len(parts) > MOST_CANDIDATES:
+                raise InputError(f"plan: more than {MOST_CANDIDATES} candidates")
+    if not parts:
+        raise InputError(f"plan: no instance type is left: {'; '.join(out)}")
+    columns = {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
+    return Space(tuple(found), tuple(out), **columns)
+
+
+def _workloads(profile: Any, instance: Instance, axes: Axes) -> Iterator[Workload]:
+    """The workload at each precision and batch size."""
+    sizes = axes.batch_size or BATCH_SIZES
+    for precision, size in itertools.product(axes.precision or (None,), sizes):
+        work = catalogue.workload(
+            profile, device_name=instance.device, precision=precision, batch_size=size
+        )
+        yield job_facts.with_layers(api.make_job(workload=work, arch="allreduce")).workload
+
+
+def _workers(instance: Instance, given: Sequence[int], most: int) -> list[int]:
+    """Numbers of workers: those given, or those that fill whole nodes."""
+    if given:
+        return [count for count in given if count <= most]
+    nodes = list(range(1, DENSE_NODES + 1))
+    while nodes[-1] * instance.devices < most:
+        nodes.append(round(nodes[-1] * GROWTH))
+    return [count * instance.devices for count in nodes if count * instance.devices <= most]
+
+
+def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each architecture with each combination of the options that it has.
+
+    Raises
+    ------
+    InputError : an unknown architecture, or an option that none of them has.
+    """
+    names = axes.arch or ARCHITECTURES
+    own = {name: set(registry.find(name)[0].options.__struct_fields__) for name in names}
+    unknown = set(axes.options).difference(*own.values())
+    for name in names:
+        _, preset = registry.find(name)
+        mine = {
+            key: value if isinstance(value, (list, tuple)) else [value]
+            for key, value in axes.options.items()
+            if key in own[name] | unknown and key not in preset
+        }
+        for values in itertools.product(*mine.values()):
+            yield name, dict(zip(mine, values, strict=True))
+
+
+def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> dict[str, NDArray[Any]]:
+    """The columns of a series."""
+    job, instance = series.job, series.instance
+    counts = counts[counts > job.options.spare_workers]
+    some = np.zeros(1, np.int64)
+    if job.options.server_count and "servers" not in series.options:
+        some = np.array(servers or SERVERS, np.int64)
+    workers, many = (each.ravel() for each in np.meshgrid(counts, some, indexing="ij"))
+    nodes = -(-workers // instance.devices)
+    if not servers:
+        fits = many <= np.maximum(nodes, 1)
+        workers, many, nodes = workers[fits], many[fits], nodes[fits]
+    found = evaluate(
+        job,
+        workers=workers,
+        servers=many if some[0] else None,
+        sharpness=SHARPNESS if job.options.asynchronous else None,
+    )
+    size = len(workers)
+    device_bytes = instance.device_bytes
+    return {
+        "workers": workers,
+        "servers": many,
+        "nodes": nodes,
+        "batch_size": np.full(size, job.workload.batch_size),
+        "step_s": found.iteration_s,
+        "rate": found.throughput_samples_per_s,
+        "idle": found.idle_fraction,
+        "staleness": found.staleness,
+        "price": nodes * series.price_usd_per_h,
+        "worker_bytes": _worker_bytes(job, workers),
+        "device_bytes": np.full(size, np.inf if device_bytes is None else device_bytes),
+    }
+
+
+def _worker_bytes(job: Job, workers: Ids) -> Floats:
+    """Memory of a worker, which depends on their number where they share the model."""
+
+    def needed(count: int) -> float:
+        several = msgspec.structs.replace(job, workers=count)
+        return job_facts.memory_of(several).worker_bytes
+
+    kinds = np.unique(workers)
+    ends = {count: needed(int(count)) for count in (kinds[0], kinds[-1])}
+    if len(set(ends.values())) == 1:
+        return np.full(len(workers), ends[kinds[0]])
+    each = {int(count): needed(int(count)) for count in kinds}
+    return np.array([each[int(count)] for count in workers])
