@@ -64,16 +64,23 @@ def model_age(job: Job) -> ModelAge | None:
     return architecture.model_age(job) if architecture.model_age is not None else None
 
 
-def memory_of(job: Job) -> Memory:
-    """Memory of parameters, gradients, activations and, where the optimizer runs, its state."""
+def worker_bytes(job: Job) -> float:
+    """Memory of a worker: parameters, gradients, activations and, if the optimizer runs there, its
+    state."""
     architecture = architecture_of(job)
+    if architecture.worker_bytes is not None:
+        return architecture.worker_bytes(job)
     w = job.workload
     on_server = architecture.server_bytes is not None
-    if architecture.worker_bytes is not None:
-        worker = architecture.worker_bytes(job)
-    else:
-        worker = 2.0 * w.gradient_bytes + w.activation_bytes
-        worker += 0.0 if on_server else w.optimizer_state_bytes
+    state_bytes = 0.0 if on_server else w.optimizer_state_bytes
+    return 2.0 * w.gradient_bytes + w.activation_bytes + state_bytes
+
+
+def memory_of(job: Job) -> Memory:
+    """Memory of a worker and of a server, and of the device where known."""
+    architecture = architecture_of(job)
+    w = job.workload
+    worker = worker_bytes(job)
     server = architecture.server_bytes(job) if architecture.server_bytes is not None else None
     known = w.device in catalogue.device_names()
     has = catalogue.device(w.device).memory_bytes if known else None

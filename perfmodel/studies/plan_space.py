@@ -30,12 +30,12 @@ ARCHITECTURES = ("allreduce", "ps", "p2p", "zero1", "zero3")
 """Architectures that are looked at by default: all of them compute what one worker would with the
 whole batch."""
 
-BATCH_SIZES = (16, 32, 64, 128, 256, 512)
-SERVERS = (1, 2, 4, 8, 16, 32)
+BATCH_SIZES = (32, 64, 128, 256, 512)
+SERVERS = (1, 4, 16)
 MOST_WORKERS = 256
 """The same for samples per worker, servers, and workers."""
 
-DENSE_NODES, GROWTH = 32, 1.125
+DENSE_NODES, GROWTH = 8, 1.25
 """Numbers of nodes by default: each up to the first, then each about so many times the last."""
 
 SHARPNESS = 8.0
@@ -250,8 +250,7 @@ def _worker_bytes(job: Job, workers: Ids) -> Floats:
     """Memory of a worker, which depends on their number where they share the model."""
 
     def needed(count: int) -> float:
-        several = msgspec.structs.replace(job, workers=count)
-        return job_facts.memory_of(several).worker_bytes
+        return job_facts.worker_bytes(msgspec.structs.replace(job, workers=count))
 
     kinds = np.unique(workers)
     ends = {count: needed(int(count)) for count in (kinds[0], kinds[-1])}

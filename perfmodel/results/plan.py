@@ -1,0 +1,261 @@
+"""A plan: ranked candidates, the trade of time against money, and the reasons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfmodel.base import files
+from perfmodel.results.prediction import Prediction
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+SCHEMA = "perfmodel.plan/1"
+
+HOUR_S = 3600.0
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to train, predicted.
+
+    Attributes
+    ----------
+    instance, accelerator, device, precision : the machine, and what its computation is taken from.
+    nodes, workers, servers : numbers; servers are on the nodes of the workers, None without.
+    architecture, options, batch_size, global_batch_size : the batch sizes in samples.
+    price_usd_per_h : of all nodes.
+    time_s, cost_usd, samples_per_usd : of the whole training, or of a million samples.
+    ..._interval : in 9 of 10 cases.
+    probability_best : that it really is the best of all that were predicted one by one.
+    probability_within : that deadline and budget are kept.
+    fidelity, bottleneck : of the prediction.
+    """
+
+    instance: str
+    accelerator: str
+    device: str
+    precision: str
+    nodes: int
+    workers: int
+    servers: int | None
+    architecture: str
+    options: dict[str, Any]
+    batch_size: int
+    global_batch_size: int
+    price_usd_per_h: float
+    throughput_samples_per_s: float
+    throughput_interval: tuple[float, float]
+    time_s: float
+    time_interval_s: tuple[float, float]
+    cost_usd: float
+    cost_interval_usd: tuple[float, float]
+    samples_per_usd: float
+    idle_fraction: float
+    staleness: float | None
+    probability_best: float
+    probability_within: float
+    fidelity: str
+    bottleneck: str
+    prediction: Prediction
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Instance type, accelerator and architecture."""
+        return self.instance, self.accelerator, self.architecture
+
+    @property
+    def label(self) -> str:
+        """The candidate in words."""
+        servers = f", {self.servers} servers" if self.servers else ""
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return (
+            f"{self.nodes} x {self.instance} ({self.workers} x {self.accelerator}), "
+            f"{self.architecture}{options}{servers}, batch {self.batch_size}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values, without the whole prediction."""
+        values: dict[str, Any] = msgspec.to_builtins(
+            {name: getattr(self, name) for name in self.__struct_fields__ if name != "prediction"}
+        )
+        return values
+
+
+class Trade(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate that none beats in both time and money."""
+
+    instance: str
+    nodes: int
+    workers: int
+    servers: int | None
+    architecture: str
+    options: dict[str, Any]
+    batch_size: int
+    time_s: float
+    cost_usd: float
+    fidelity: str
+
+
+class Lever(msgspec.Struct, frozen=True):
+    """A change, and how many times as good the best then is by the formulas."""
+
+    change: str
+    gain: float
+
+
+class Price(msgspec.Struct, frozen=True):
+    """A line of the catalogue that a plan rests on."""
+
+    instance: str
+    accelerator: str
+    price_usd_per_h: float
+    region: str
+    date: str
+    place: str
+    source: str
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision and its reasons.
+
+    Attributes
+    ----------
+    objective, samples : what is optimised, and the samples that times and costs are of.
+    candidates, feasible : evaluated by formulas, and of those within the limits.
+    finalists, simulated : within the limits and predicted one by one, and of all those simulated.
+    settled : whether no other candidate can be better, given the error bands of the formulas.
+    ranked : the best first.
+    runner_up : the best of another instance type or architecture; None if there is none.
+    front : Pareto front of time and money, the fastest first.
+    why : why the first wins.
+    probability, probability_instance : that the first is the best of the finalists, and that one
+        with its instance type and architecture is.
+    change : the single change that would help most; None if none helps.
+    prices : lines of the catalogue that it rests on.
+    left_out : instance types that were not looked at, and why.
+    """
+
+    schema: str = SCHEMA
+    objective: str
+    samples: int
+    candidates: int
+    feasible: int
+    finalists: int
+    simulated: int
+    settled: bool
+    ranked: tuple[Candidate, ...]
+    runner_up: Candidate | None
+    front: tuple[Trade, ...]
+    why: str
+    probability: float
+    probability_instance: float
+    change: Lever | None
+    prices: tuple[Price, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"Plan({self.objective}: {self.first.label}; {self.candidates} candidates)"
+
+    @property
+    def first(self) -> Candidate:
+        """The choice."""
+        return self.ranked[0]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each ranked candidate, then one for each other of the Pareto front.
+
+        ``rank`` is None for the latter; intervals have a column for each end.
+        """
+        rows = []
+        for rank, each in enumerate(self.ranked, 1):
+            row: dict[str, Any] = {"rank": rank}
+            for name, value in each.to_dict().items():
+                if isinstance(value, (list, tuple)):
+                    row |= {f"{name}_low": value[0], f"{name}_high": value[1]}
+                else:
+                    row[name] = json.dumps(value) if name == "options" else value
+            rows.append(row)
+        shown = {_key(each) for each in self.ranked}
+        for each in self.front:
+            if _key(each) not in shown:
+                values = msgspec.to_builtins(each)
+                values["options"] = json.dumps(values["options"])
+                rows.append({**dict.fromkeys(rows[0]), **values})
+        fast = {_key(each) for each in self.front}
+        parts = [*self.ranked, *(each for each in self.front if _key(each) not in shown)]
+        return [
+            {**row, "pareto": _key(each) in fast} for row, each in zip(rows, parts, strict=True)
+        ]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a frame."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows())
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The frame as CSV text, also written to ``path`` if there is one.
+
+        Raises
+        ------
+        InputError : the place cannot be written.
+        """
+        text = self.to_frame().to_csv(index=False, lineterminator="\n")
+        if path is not None:
+            files.write(path, text.encode())
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        values = {
+            name: msgspec.to_builtins(getattr(self, name))
+            for name in self.__struct_fields__
+            if name not in ("ranked", "runner_up")
+        }
+        other = self.runner_up
+        values["ranked"] = [each.to_dict() for each in self.ranked]
+        values["runner_up"] = other.to_dict() if other is not None else None
+        return values
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: the Pareto front of time and money, and the ranked candidates.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.drawing import trade
+
+        return trade(
+            [(each.time_s / HOUR_S, each.cost_usd, each.instance) for each in self.front],
+            [(each.time_s / HOUR_S, each.cost_usd) for each in self.ranked],
+            self.first.label,
+        )
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure as a png, svg or pdf file.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed, or does not write that format.
+        """
+        from perfmodel.results.drawing import image
+
+        return image(self.plot(), ending)
+
+
+def _key(each: Candidate | Trade) -> tuple[Any, ...]:
+    """What tells candidates apart."""
+    options = json.dumps(each.options, sort_keys=True)
+    sizes = (each.workers, each.servers, each.batch_size)
+    return each.instance, each.architecture, options, *sizes
