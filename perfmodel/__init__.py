@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from perfmodel.inputs.profile import Profile, read_profile
     from perfmodel.inputs.workload import Workload, WorkloadLayer
     from perfmodel.predicting.variants import Variants, evaluate
+    from perfmodel.results.plan import Plan
     from perfmodel.results.prediction import Prediction
     from perfmodel.results.schedule import Schedule
     from perfmodel.studies.advice import Advice, advise
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from perfmodel.studies.convergence import Convergence, TrainingSetup, converge
     from perfmodel.studies.crossovers import Crossover, Explanation, explain
     from perfmodel.studies.formulas import Formula, formula
+    from perfmodel.studies.plan_search import PlanLimits
+    from perfmodel.studies.planning import plan
     from perfmodel.studies.requirements import Requirement, require
     from perfmodel.studies.sweeps import Sweep, sweep
 
@@ -64,6 +67,8 @@ _HOME = {
     "Link": "inputs.cluster",
     "NodeOverride": "inputs.cluster",
     "PerfmodelError": "base.errors",
+    "Plan": "results.plan",
+    "PlanLimits": "studies.plan_search",
     "Prediction": "results.prediction",
     "Profile": "inputs.profile",
     "Requirement": "studies.requirements",
@@ -84,6 +89,7 @@ _HOME = {
     "explain": "studies.crossovers",
     "formula": "studies.formulas",
     "make_job": "api",
+    "plan": "studies.planning",
     "predict": "api",
     "read_cluster": "inputs.cluster",
     "read_job": "inputs.job",
@@ -111,6 +117,8 @@ __all__ = [
     "Link",
     "NodeOverride",
     "PerfmodelError",
+    "Plan",
+    "PlanLimits",
     "Prediction",
     "Profile",
     "Requirement",
@@ -131,6 +139,7 @@ __all__ = [
     "explain",
     "formula",
     "make_job",
+    "plan",
     "predict",
     "read_cluster",
     "read_job",

@@ -31,6 +31,7 @@ COMMANDS = {
         "require",
         "Find the bandwidth, the workers, or another VARIABLE that an aim needs.",
     ),
+    "plan": ("plan", "Choose instances, workers, architecture and batch size for a training."),
     "converge": (
         "converge",
         "Train a small task in the order of a job, and read accuracy against predicted time.",

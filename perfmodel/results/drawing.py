@@ -215,6 +215,37 @@ def curves(
     return drawing
 
 
+def trade(
+    front: Sequence[tuple[float, float, str]], ranked: Sequence[tuple[float, float]], title: str
+) -> Figure:
+    """A figure of cost over time, on logarithmic axes.
+
+    Parameters
+    ----------
+    front : hours, USD and instance type of each candidate that none beats in both.
+    ranked : hours and USD of the ranked candidates, the choice first.
+    title : the choice in words.
+
+    Raises
+    ------
+    InputError : matplotlib is not installed.
+    """
+    drawing = _empty(8, 6)
+    axes = drawing.subplots()
+    hours, usd = [each[0] for each in front], [each[1] for each in front]
+    axes.step(hours, usd, where="post", color="grey", linewidth=1)
+    for number, name in enumerate(dict.fromkeys(each[2] for each in front)):
+        of_type = [(x, y) for x, y, instance in front if instance == name]
+        axes.scatter(*zip(*of_type, strict=True), color=f"C{number % 10}", label=name, zorder=2)
+    axes.scatter(*zip(*ranked, strict=True), marker="x", color="black", label="ranked", zorder=3)
+    x, y = ranked[0]
+    axes.scatter([x], [y], s=150, facecolors="none", edgecolors="black", label="choice", zorder=4)
+    axes.set(xscale="log", yscale="log", xlabel="time (h)", ylabel="cost (USD)")
+    axes.set_title(title, fontsize=9)
+    axes.legend(fontsize=8)
+    return drawing
+
+
 def geometric(values: Sequence[float]) -> bool:
     """Whether rising numbers are spread more evenly by factors than by steps.
 

@@ -90,6 +90,7 @@ class Trade(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate that none beats in both time and money."""
 
     instance: str
+    accelerator: str
     nodes: int
     workers: int
     servers: int | None
@@ -133,8 +134,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     runner_up : the best of another instance type or architecture; None if there is none.
     front : Pareto front of time and money, the fastest first.
     why : why the first wins.
-    probability, probability_instance : that the first is the best of the finalists, and that one
-        with its instance type and architecture is.
+    probability, probability_kind : that the first is the best of the finalists, and that one with
+        its instance type and architecture is.
+    probability_over_runner_up : that the first is better than the runner-up.
     change : the single change that would help most; None if none helps.
     prices : lines of the catalogue that it rests on.
     left_out : instance types that were not looked at, and why.
@@ -153,7 +155,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     front: tuple[Trade, ...]
     why: str
     probability: float
-    probability_instance: float
+    probability_kind: float
+    probability_over_runner_up: float
     change: Lever | None
     prices: tuple[Price, ...]
     left_out: tuple[str, ...]
@@ -181,17 +184,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 else:
                     row[name] = json.dumps(value) if name == "options" else value
             rows.append(row)
-        shown = {_key(each) for each in self.ranked}
-        for each in self.front:
-            if _key(each) not in shown:
-                values = msgspec.to_builtins(each)
-                values["options"] = json.dumps(values["options"])
-                rows.append({**dict.fromkeys(rows[0]), **values})
-        fast = {_key(each) for each in self.front}
-        parts = [*self.ranked, *(each for each in self.front if _key(each) not in shown)]
-        return [
-            {**row, "pareto": _key(each) in fast} for row, each in zip(rows, parts, strict=True)
-        ]
+        ranked = [_key(each) for each in self.ranked]
+        rest = [each for each in self.front if _key(each) not in ranked]
+        for trade in rest:
+            values = msgspec.to_builtins(trade)
+            values["options"] = json.dumps(values["options"])
+            rows.append({**dict.fromkeys(rows[0]), **values})
+        best = {_key(each) for each in self.front}
+        keys = [*ranked, *map(_key, rest)]
+        return [{**row, "pareto": key in best} for row, key in zip(rows, keys, strict=True)]
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a frame."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel import api
 from perfmodel.architectures import registry
+from perfmodel.architectures.base import architecture_of
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs import catalogue
@@ -39,8 +40,8 @@ DENSE_NODES, GROWTH = 8, 1.25
 """Numbers of nodes by default: each up to the first, then each about so many times the last."""
 
 SHARPNESS = 8.0
-"""Norm by which overlap is approximated for asynchronous workers, because layer by layer takes
-long; finalists are predicted layer by layer."""
+"""Norm by which overlap is approximated for asynchronous workers and for exchanged models, where
+layer by layer takes long; finalists are predicted layer by layer."""
 
 MOST_CANDIDATES = 5_000_000
 """Candidates of one plan; a limit that catches typing errors."""
@@ -96,7 +97,7 @@ class Space(NamedTuple):
     worker_bytes: Floats
     device_bytes: Floats
 
-    def __len__(self) -> int:  # type: ignore[override]  # candidates, not fields
+    def __len__(self) -> int:
         return len(self.of)
 
     def job(self, index: int, **common: Any) -> Job:
@@ -143,6 +144,7 @@ def space(
     found: list[Series] = []
     parts: list[dict[str, NDArray[Any]]] = []
     out: list[str] = []
+    count = 0
     for instance, price in instances:
         try:
             works = list(_workloads(profile, instance, axes))
@@ -162,7 +164,8 @@ def space(
             columns["of"] = np.full(len(columns["workers"]), len(found))
             found.append(series)
             parts.append(columns)
-            if sum(len(each["of"]) for each in parts[-1:]) * len(parts) > MOST_CANDIDATES:
+            count += len(columns["of"])
+            if count > MOST_CANDIDATES:
                 raise InputError(f"plan: more than {MOST_CANDIDATES} candidates")
     if not parts:
         raise InputError(f"plan: no instance type is left: {'; '.join(out)}")
@@ -227,7 +230,7 @@ def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> dict[str,
         job,
         workers=workers,
         servers=many if some[0] else None,
-        sharpness=SHARPNESS if job.options.asynchronous else None,
+        sharpness=SHARPNESS if _slow(job) else None,
     )
     size = len(workers)
     device_bytes = instance.device_bytes
@@ -244,6 +247,11 @@ def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> dict[str,
         "worker_bytes": _worker_bytes(job, workers),
         "device_bytes": np.full(size, np.inf if device_bytes is None else device_bytes),
     }
+
+
+def _slow(job: Job) -> bool:
+    """Whether formulas layer by layer take long: asynchronous workers, and models exchanged."""
+    return job.options.asynchronous or architecture_of(job).model_age is not None
 
 
 def _worker_bytes(job: Job, workers: Ids) -> Floats:

@@ -1,0 +1,98 @@
+"""A plan as text: the ranked candidates, the trade of time and money, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from perfmodel.cli.printing.text import bold, dim, show
+from perfmodel.results.plan import HOUR_S, Candidate, Plan, Price, Trade
+
+WORDS = {
+    "cost": "lowest cost",
+    "time": "shortest time",
+    "throughput": "highest throughput",
+    "samples-per-usd": "most samples per USD",
+}
+
+
+def plan(found: Plan) -> None:
+    """Print a plan."""
+    first = found.first
+    show(f"{bold(first.label)}: {WORDS[found.objective]} of {found.candidates} candidates")
+    settled = "settled" if found.settled else "not settled: others may be better by more than 1 %"
+    show(
+        f"{found.feasible} meet the limits; {found.finalists} predicted one by one, "
+        f"{found.simulated} simulated; order {settled}"
+    )
+    show(f"\n{found.samples:,} samples, 90 % intervals in brackets:\n")
+    head = ("", "candidate", "time (h)", "cost (USD)", "samples/s", "idle", "by")
+    _table([head, *(_row(rank, each) for rank, each in enumerate(found.ranked, 1))])
+    show(f"\n{dim('why')}      {found.why}")
+    show(f"{dim('sure')}     {_sure(found)}")
+    if found.change is not None:
+        change = f"{found.change.change}: {found.change.gain:.2f} times as good"
+        show(f"{dim('change')}   the single change that would help most: {change}")
+    show("\nNone is both faster and cheaper than these:\n")
+    head = ("", "candidate", "time (h)", "cost (USD)")
+    _table([head, *(_trade(each) for each in found.front)])
+    show("\nPrices, of the catalogue on their date:\n")
+    _table([("", "instance", "USD/h", "region", "date", "line"), *map(_price, found.prices)])
+    for name, texts in (("left out", _out(found.left_out)), ("note", found.notes)):
+        for text in texts:
+            show(f"\n{dim(name)}: {text}")
+
+
+def _row(rank: int, each: Candidate) -> tuple[str, ...]:
+    hours = [value / HOUR_S for value in (each.time_s, *each.time_interval_s)]
+    costs = (each.cost_usd, *each.cost_interval_usd)
+    return (
+        str(rank),
+        each.label,
+        "{:.3g} ({:.3g} to {:.3g})".format(*hours),
+        "{:.4g} ({:.4g} to {:.4g})".format(*costs),
+        f"{each.throughput_samples_per_s:.4g}",
+        f"{each.idle_fraction:.1%}",
+        each.fidelity,
+    )
+
+
+def _trade(each: Trade) -> tuple[str, ...]:
+    servers = f", {each.servers} servers" if each.servers else ""
+    label = (
+        f"{each.nodes} x {each.instance} ({each.workers} x {each.accelerator}), "
+        f"{each.architecture}{servers}, batch {each.batch_size}"
+    )
+    return "", label, f"{each.time_s / HOUR_S:.3g}", f"{each.cost_usd:.4g}"
+
+
+def _price(each: Price) -> tuple[str, ...]:
+    return (
+        "",
+        f"{each.instance} ({each.accelerator})",
+        f"{each.price_usd_per_h:g}",
+        each.region,
+        each.date or "-",
+        each.place,
+    )
+
+
+def _sure(found: Plan) -> str:
+    said = (
+        f"first of the {found.finalists} with probability {found.probability:.0%}; one of its "
+        f"instance type and architecture is with {found.probability_kind:.0%}"
+    )
+    if found.runner_up is not None:
+        said += f"; it beats the best of another kind with {found.probability_over_runner_up:.0%}"
+    return said
+
+
+def _out(texts: Sequence[str]) -> Iterable[str]:
+    return [f"{len(texts)} instance types: {'; '.join(texts)}"] if texts else []
+
+
+def _table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns, the first of them in bold."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        show(bold(line.rstrip()) if number == 0 else line.rstrip())

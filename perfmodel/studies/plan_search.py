@@ -1,0 +1,353 @@
+"""The candidates of a plan, and predictions of the best of them.
+
+All are known by formulas. The best are predicted one by one, and simulated where the error band of
+their formulas leaves open whether they are better than the best so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfmodel import api
+from perfmodel.base.arrays import Floats
+from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
+from perfmodel.inputs.job import Job
+from perfmodel.predicting import gains
+from perfmodel.results.plan import HOUR_S, Candidate
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.plan_space import Space
+from perfmodel.studies.sweeps import Progress
+
+UNIT_SAMPLES = 1_000_000
+"""Samples that times and costs are of where no amount of training is given."""
+
+UNKNOWN_ERROR = 0.25
+"""Error of a formula that is taken into account where its error is not known, and the largest of
+those that were measured."""
+
+MOST_CONSIDERED, MOST_SIMULATED = 100, 60
+"""Candidates that are predicted one by one, and simulated."""
+
+WITHIN = 0.01
+"""Candidates that cannot be better than the best by more than this are not simulated."""
+
+MAX_OPS = 1_000_000.0
+"""Operations of the simulation of one candidate: about a second."""
+
+NEAREST = 3
+"""Candidates that are named where no candidate meets the limits."""
+
+
+class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a candidate must not exceed; None for no limit. The memory of the devices always counts.
+
+    Raises
+    ------
+    InputError : a limit that is negative, or zero where nothing would be left.
+    """
+
+    budget_usd: float | None = None
+    deadline_s: float | None = None
+    max_idle_fraction: float | None = None
+    max_staleness: float | None = None
+    max_workers: int | None = None
+    max_global_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("budget_usd", "deadline_s"):
+            if getattr(self, name) is not None:
+                number(name, getattr(self, name), above=0.0)
+        if self.max_idle_fraction is not None:
+            number("max_idle_fraction", self.max_idle_fraction, at_most=1.0)
+        if self.max_staleness is not None:
+            number("max_staleness", self.max_staleness)
+        for name in ("max_workers", "max_global_batch_size"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan is for: the objective, the limits, and the amount of training."""
+
+    objective: str
+    limits: PlanLimits
+    dataset_size: int | None
+    epochs: int
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole training, or those that times are of."""
+        return UNIT_SAMPLES if self.dataset_size is None else self.dataset_size * self.epochs
+
+    def seconds(self, step_s: Any, batch: Any) -> Any:
+        """Time of the training; ``batch`` is that of all workers."""
+        if self.dataset_size is None:
+            return self.samples / batch * step_s
+        return self.epochs * np.ceil(self.dataset_size / batch) * step_s
+
+    def worth(self, seconds: Any, usd_per_h: Any) -> Any:
+        """The objective as a value of which more is better."""
+        if self.objective in ("time", "throughput"):
+            return self.samples / seconds
+        return self.samples / (seconds / HOUR_S * usd_per_h)
+
+    def excess(self, seconds: Any, usd: Any, idle: Any, stale: Any) -> dict[str, Any]:
+        """How many times the value each limit is that depends on predictions: above 1 exceeds it.
+
+        A limit of 0 is one of a millionth.
+        """
+        given = self.limits
+        pairs = {
+            "deadline": (seconds, given.deadline_s),
+            "budget": (usd, given.budget_usd),
+            "idle": (idle, given.max_idle_fraction),
+            "staleness": (stale, given.max_staleness),
+        }
+        return {
+            name: value / max(most, 1e-6)
+            for name, (value, most) in pairs.items()
+            if most is not None
+        }
+
+
+class Search:
+    """The candidates, and predictions of the best of them, each made once."""
+
+    def __init__(
+        self,
+        goal: Goal,
+        among: Space,
+        common: Mapping[str, Any],
+        max_ops: float,
+        progress: Progress | None,
+    ) -> None:
+        self.goal, self.among, self.common = goal, among, common
+        self.max_ops, self.progress = max_ops, progress
+        self.jobs: dict[int, Job] = {}
+        self.found: dict[int, Prediction] = {}
+        self.errors: dict[int, float] = {}  # of their formulas
+        self.final: set[int] = set()  # not to be simulated any more
+        self.settled, self.simulated = False, 0
+        self.too_large = 0
+        batch = among.workers * among.batch_size
+        self.seconds: Floats = goal.seconds(among.step_s, batch)
+        self.usd: Floats = self.seconds / HOUR_S * among.price
+        self.worth: Floats = goal.worth(self.seconds, among.price)
+        self.idle, self.stale = among.idle.copy(), among.staleness.copy()
+        self.possible = among.worker_bytes <= among.device_bytes
+        most = goal.limits.max_global_batch_size
+        if most is not None:
+            self.possible &= batch <= most
+        if not self.possible.any():
+            least = among.worker_bytes.min() / among.device_bytes.max()
+            raise InputError(
+                f"plan: none of {len(among)} candidates fits: "
+                f"the global batch is too large, or a worker needs {least:.2f} times the memory"
+            )
+
+    def excess(self, lifted: str = "") -> Floats:
+        """How many times its limit a candidate's worst value is; without the limit ``lifted``."""
+        worst = np.zeros(len(self.among))
+        each = self.goal.excess(self.seconds, self.usd, self.idle, self.stale)
+        for name, times in each.items():
+            if name != lifted:
+                worst = np.maximum(worst, times)
+        return worst
+
+    def feasible(self, lifted: str = "") -> np.ndarray:
+        """Which candidates meet all limits by what is known of them."""
+        found: np.ndarray = self.possible & (self.excess(lifted) <= 1.0)
+        return found
+
+    def settle(self, *, simulate: bool, top: int) -> None:
+        """Predict the best candidates, until none of the others can be better than the best.
+
+        Of a candidate that was not predicted, the formula is taken to be off by at most as much as
+        those of its architecture that were.
+
+        Raises
+        ------
+        InputError : no candidate meets the limits.
+        """
+        slack = 1.0 + UNKNOWN_ERROR if simulate else 1.0
+        near = self.possible & (self.excess() <= slack)
+        order = np.flatnonzero(near)
+        order = order[np.argsort(-self.worth[order], kind="stable")]
+        best, by_formula = 0.0, self.worth.copy()
+        widest: dict[str, float] = {}  # error of formulas, by architecture
+        self.settled = simulate
+        for i in order.tolist():
+            enough = sum(map(self._meets, self.found)) >= top
+            if enough and by_formula[i] * slack < best * (1.0 + WITHIN):
+                break
+            arch = self.among.series[self.among.of[i]].arch
+            error = widest.get(arch, UNKNOWN_ERROR)
+            if enough and by_formula[i] * (1.0 + error) < best * (1.0 + WITHIN):
+                continue
+            if len(self.found) >= MOST_CONSIDERED * (1 if enough else 2):
+                self.settled = False
+                break
+            best = max(best, self._consider(i, best, simulate))
+            widest[arch] = max(self.errors[i], widest.get(arch, 0.0))
+            if self.progress is not None:
+                self.progress(len(self.found), MOST_CONSIDERED)
+        if not self.feasible().any():
+            raise self._nearest()
+        for i in self.rivals():
+            if i not in self.found:
+                self._predict(i, "coarse")
+        if simulate:
+            self._simulate_first()
+        if not any(self._meets(i) for i in self.found):
+            raise self._nearest()
+
+    def _simulate_first(self) -> None:
+        """Simulate the first of the ranked candidates until it stays the first."""
+        for _ in range(MOST_CONSIDERED):
+            i = next(iter(self.ranked()), None)
+            if i is None or i in self.final or not self._error(self.found[i]):
+                return
+            self._simulate(i)
+
+    @staticmethod
+    def _error(found: Prediction) -> float:
+        """Error of a prediction against the simulation, as a fraction."""
+        band = found.error_band
+        if band is None:
+            return 0.0
+        return UNKNOWN_ERROR if band.p90 is None else band.p90
+
+    def _consider(self, i: int, best: float, simulate: bool) -> float:
+        """Predict a candidate, by simulation if it may be the best; its worth if it meets the
+        limits, else 0."""
+        found = self._predict(i, "coarse")
+        error = self.errors[i] = self._error(found)
+        may = self.worth[i] * (1.0 + error) >= best * (1.0 + WITHIN)
+        may = may and self._excess_of(i) <= 1.0 + error
+        if simulate and error > 0.0 and may:
+            if self.simulated >= MOST_SIMULATED:
+                self.settled = False
+            else:
+                self._simulate(i)
+        return float(self.worth[i]) if self._meets(i) else 0.0
+
+    def _simulate(self, i: int) -> None:
+        self.final.add(i)
+        try:
+            self._predict(i, "fine")
+            self.simulated += 1
+        except TooLargeError:
+            self.too_large += 1
+            self.settled = False
+
+    def _predict(self, i: int, fidelity: api.Fidelity) -> Prediction:
+        """Predict a candidate, and put what is found in the place of the formulas' values."""
+        if i not in self.jobs:
+            self.jobs[i] = self.among.job(i, **self.common)
+        found = api.predict(self.jobs[i], fidelity=fidelity, max_ops=self.max_ops)
+        self.found[i] = found
+        price = self.among.price[i]
+        self.seconds[i] = self.goal.seconds(found.iteration_s, found.global_batch_size)
+        self.usd[i] = self.seconds[i] / HOUR_S * price
+        self.worth[i] = self.goal.worth(self.seconds[i], price)
+        self.idle[i] = found.idle_fraction.mean
+        self.stale[i] = found.staleness.mean if found.staleness is not None else 0.0
+        return found
+
+    def _excess_of(self, i: int) -> float:
+        values = (self.seconds[i], self.usd[i], self.idle[i], self.stale[i])
+        return float(max(self.goal.excess(*values).values(), default=0.0))
+
+    def _meets(self, i: int) -> bool:
+        return bool(self.possible[i]) and self._excess_of(i) <= 1.0
+
+    def rivals(self) -> list[int]:
+        """The best candidate of each instance type that has one."""
+        kinds = np.array([id(some.instance) for some in self.among.series])[self.among.of]
+        worth = np.where(self.feasible(), self.worth, 0.0)
+        order = np.argsort(-worth, kind="stable")
+        order = order[worth[order] > 0.0]
+        _, first = np.unique(kinds[order], return_index=True)
+        return [int(order[k]) for k in np.sort(first)]
+
+    def ranked(self) -> list[int]:
+        """The predicted candidates that meet the limits, the best first."""
+        some = [i for i in self.found if self._meets(i)]
+        return sorted(some, key=lambda i: -self.worth[i])
+
+    def _nearest(self) -> InputError:
+        """Error that says which candidates come closest to the limits, and what they miss."""
+        excess = np.where(self.possible, self.excess(), np.inf)
+        kinds: dict[int, str] = {}
+        for i in np.argsort(excess, kind="stable").tolist():
+            name = self.among.series[self.among.of[i]].instance.label
+            if name not in kinds.values():
+                kinds[i] = f"{name} {self._missed(i)}"
+            if len(kinds) == NEAREST or not math.isfinite(excess[i]):
+                break
+        said = "; ".join(kinds.values())
+        return InputError(f"plan: none of {len(self.among)} candidates meets the limits; {said}")
+
+    def _missed(self, i: int) -> str:
+        """What a candidate misses."""
+        among, limits = self.among, self.goal.limits
+        values = (self.seconds[i], self.usd[i], self.idle[i], self.stale[i])
+        over = [name for name, v in self.goal.excess(*values).items() if v > 1.0]
+        hours, most_h = values[0] / HOUR_S, (limits.deadline_s or 0.0) / HOUR_S
+        texts = {
+            "deadline": f"takes {hours:.3g} h of {most_h:g} h",
+            "budget": f"costs {values[1]:.4g} of {limits.budget_usd or 0:g} USD",
+            "idle": f"idles {values[2]:.1%} of at most {limits.max_idle_fraction or 0:.1%}",
+            "staleness": f"has staleness {values[3]:.3g} of {limits.max_staleness or 0:g}",
+        }
+        said = " and ".join(texts[name] for name in over)
+        return f"with {among.workers[i]} workers, {among.series[among.of[i]].arch}, {said}"
+
+    def candidate(self, i: int, chance: float) -> Candidate:
+        """A predicted candidate as a result."""
+        among, found = self.among, self.found[i]
+        some = among.series[among.of[i]]
+        step_s, price = found.iteration_s, float(among.price[i])
+        low, high = found.interval.iteration_s if found.interval else (step_s, step_s)
+        ends = [float(self.seconds[i]) * end / step_s for end in (low, high)]
+        values = (self.seconds[i], self.usd[i])
+        over = self.goal.excess(*values, 0.0, 0.0)
+        worst = max((over[name] for name in ("deadline", "budget") if name in over), default=0.0)
+        times = 1.0 / worst if worst else math.inf
+        return Candidate(
+            instance=some.instance.name,
+            accelerator=some.instance.accelerator,
+            device=found.device,
+            precision=some.job.workload.precision,
+            nodes=int(among.nodes[i]),
+            workers=found.workers,
+            servers=self.jobs[i].options.server_count or None,
+            architecture=some.arch,
+            options=dict(some.options),
+            batch_size=found.batch_size,
+            global_batch_size=found.global_batch_size,
+            price_usd_per_h=price,
+            throughput_samples_per_s=found.throughput_samples_per_s,
+            throughput_interval=(
+                found.interval.throughput_samples_per_s
+                if found.interval
+                else (found.throughput_samples_per_s,) * 2
+            ),
+            time_s=float(self.seconds[i]),
+            time_interval_s=(ends[0], ends[1]),
+            cost_usd=float(self.usd[i]),
+            cost_interval_usd=(ends[0] / HOUR_S * price, ends[1] / HOUR_S * price),
+            samples_per_usd=self.goal.samples / float(self.usd[i]),
+            idle_fraction=found.idle_fraction.mean,
+            staleness=found.staleness.mean if found.staleness else None,
+            probability_best=chance,
+            probability_within=gains.probability_within(found, times),
+            fidelity=found.fidelity,
+            bottleneck=found.bottleneck.text,
+            prediction=found,
+        )
