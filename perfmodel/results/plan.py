@@ -127,6 +127,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     objective, samples : what is optimised, and the samples that times and costs are of.
+    limited : whether there is a deadline or a budget.
     candidates, feasible : evaluated by formulas, and of those within the limits.
     finalists, simulated : within the limits and predicted one by one, and of all those simulated.
     settled : whether no other candidate can be better, given the error bands of the formulas.
@@ -145,6 +146,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     objective: str
     samples: int
+    limited: bool
     candidates: int
     feasible: int
     finalists: int

@@ -171,6 +171,8 @@ def _answer(search: Search, top: int, out: Sequence[str]) -> Plan:
     return Plan(
         objective=search.goal.objective,
         samples=search.goal.samples,
+        limited=search.goal.limits.deadline_s is not None
+        or search.goal.limits.budget_usd is not None,
         candidates=len(search.among),
         feasible=int(search.feasible().sum()),
         finalists=len(order),
@@ -239,8 +241,8 @@ def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
         other.time_s, other.price_usd_per_h
     )
     less = {
-        "cost": f"costs {ratio:.3g} times as much",
-        "time": f"takes {ratio:.3g} times as long",
+        "cost": f"costs {ratio:.4g} times as much",
+        "time": f"takes {ratio:.4g} times as long",
         "throughput": f"has {1.0 / ratio:.1%} of its throughput",
         "samples-per-usd": f"processes {1.0 / ratio:.1%} of the samples for each USD",
     }[goal.objective]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from perfmodel.cli.printing.text import bold, dim, show
 from perfmodel.results.plan import HOUR_S, Candidate, Plan, Price, Trade
@@ -33,8 +33,7 @@ def plan(found: Plan) -> None:
         change = f"{found.change.change}: {found.change.gain:.2f} times as good"
         show(f"{dim('change')}   the single change that would help most: {change}")
     show("\nNone is both faster and cheaper than these:\n")
-    head = ("", "candidate", "time (h)", "cost (USD)")
-    _table([head, *(_trade(each) for each in found.front)])
+    _table([("", "candidate", "time (h)", "cost (USD)"), *map(_trade, found.front)])
     show("\nPrices, of the catalogue on their date:\n")
     _table([("", "instance", "USD/h", "region", "date", "line"), *map(_price, found.prices)])
     for name, texts in (("left out", _out(found.left_out)), ("note", found.notes)):
@@ -83,11 +82,18 @@ def _sure(found: Plan) -> str:
     )
     if found.runner_up is not None:
         said += f"; it beats the best of another kind with {found.probability_over_runner_up:.0%}"
+    if found.limited:
+        said += f"; it keeps deadline and budget with {found.first.probability_within:.0%}"
     return said
 
 
-def _out(texts: Sequence[str]) -> Iterable[str]:
-    return [f"{len(texts)} instance types: {'; '.join(texts)}"] if texts else []
+def _out(texts: Sequence[str]) -> list[str]:
+    """What is left out, together by reason."""
+    names: dict[str, list[str]] = {}
+    for text in texts:
+        name, _, reason = text.partition(": ")
+        names.setdefault(reason, []).append(name)
+    return [f"{', '.join(some)}: {reason}" for reason, some in names.items()]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> None:
