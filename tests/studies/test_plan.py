@@ -1,0 +1,284 @@
+"""Plans: the choice is the best of what exhaustive simulation finds, and its reasons hold."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from perfmodel import InputError, PlanLimits, make_job, plan, predict
+from perfmodel.cli import cli, main
+from perfmodel.inputs.instances import read_instances
+from perfmodel.predicting import gains
+from perfmodel.predicting.gains import chances, gain, probability_within
+
+HEAD = "InstanceType,AcceleratorName,AcceleratorCount,Price,Region,NetworkGbps,FlowGbps"
+SMALL: dict[str, Any] = {"model": "resnet50", "instance": ["p3.16xlarge", "p3.2xlarge"]}
+SMALL |= {"arch": ["ring", "ps"], "workers": [8, 16], "batch_size": [64], "servers": [2]}
+AMOUNT: dict[str, Any] = {"dataset_size": 1281167, "epochs": 90}
+
+
+def written(folder: Path, *rows: str) -> Path:
+    path = folder / "own.csv"
+    path.write_text("\n".join([HEAD, *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+def seeded(seed: int, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A catalogue of two instance types, and a small space."""
+    draw = random.Random(seed)
+    rows = []
+    for name in ("one", "two"):
+        device, count = draw.choice(["V100", "P100", "K80", "A100"]), draw.choice([1, 2, 4])
+        price, network = draw.uniform(0.5, 3.0) * count, draw.choice([1, 5, 10, 25])
+        flow = draw.choice(["", network / 4])
+        rows.append(f"{name},{device},{count},{price:.3f},x,{network},{flow}")
+    space = {
+        "model": draw.choice(["alexnet", "vgg16", "resnet50"]),
+        "arch": draw.sample(["ring", "ps", "p2p", "zero1", "local_sgd"], 3),
+        "workers": draw.sample([2, 4, 6, 8, 12], 3),
+        "servers": [draw.choice([1, 2, 4])],
+        "batch_size": draw.sample([16, 32, 64], 2),
+    }
+    return written(folder, *rows), space
+
+
+def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[Any, ...], float]:
+    """What each candidate is worth by simulation, more being better."""
+    found = {}
+    for row in read_instances(path):
+        for arch, workers, size in itertools.product(
+            space["arch"], space["workers"], space["batch_size"]
+        ):
+            job = make_job(
+                model=space["model"],
+                device=row.device,
+                cluster=row.cluster(),
+                arch=arch,
+                workers=workers,
+                batch_size=size,
+                options={"servers": space["servers"][0]} if arch == "ps" else {},
+            )
+            step_s = predict(job).iteration_s
+            steps = math.ceil(AMOUNT["dataset_size"] / workers / size) * AMOUNT["epochs"]
+            usd_per_s = math.ceil(workers / row.devices) * (row.price_usd_per_h or 0.0) / 3600.0
+            worth = 1.0 / (steps * step_s)
+            found[row.name, arch, workers, size] = (
+                worth / usd_per_s if objective == "cost" else worth
+            )
+    return found
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
+)
+def test_the_choice_is_the_best_of_an_exhaustive_simulation(seed: int, tmp_path: Path) -> None:
+    path, space = seeded(seed, tmp_path)
+    objective: Any = ["cost", "time"][seed % 2]
+    first = plan(catalogue_file=path, objective=objective, **space, **AMOUNT).first
+    worth = exhaustive(path, space, objective)
+    key = first.instance, first.architecture, first.workers, first.batch_size
+    assert worth[key] >= 0.98 * max(worth.values())
+
+
+def test_canary_the_exhaustive_simulation_tells_choices_apart(tmp_path: Path) -> None:
+    path, space = seeded(0, tmp_path)
+    worth = sorted(exhaustive(path, space, "cost").values())
+    assert worth[-2] < 0.999 * worth[-1]
+    assert worth[0] < 0.5 * worth[-1]
+
+
+def test_fifty_thousand_candidates_take_seconds() -> None:
+    begin = time.process_time()
+    found = plan(
+        model="resnet50",
+        arch=["ring", "ps", "p2p", "zero1", "zero3"],
+        workers=range(8, 513, 8),
+        limits=PlanLimits(deadline_s=86400.0),
+        **AMOUNT,
+    )
+    assert found.candidates >= 50_000
+    assert time.process_time() - begin < 10.0
+
+
+def test_figures_are_those_of_the_prediction() -> None:
+    found = plan(**SMALL, **AMOUNT)
+    for each in found.ranked:
+        p = each.prediction
+        again = predict(
+            make_job(
+                model="resnet50",
+                device="v100",
+                batch_size=64,
+                cluster=next(r for r in read_instances() if r.name == each.instance).cluster(),
+                arch=each.architecture,
+                workers=each.workers,
+                options={"servers": each.servers} if each.servers else {},
+            ),
+            fidelity=p.fidelity,  # type: ignore[arg-type]
+            **AMOUNT,
+        )
+        assert again.training is not None
+        assert each.time_s == pytest.approx(again.training.training_s, rel=1e-12)
+        price = {"p3.16xlarge": 24.48, "p3.2xlarge": 3.06}[each.instance]
+        assert each.price_usd_per_h == pytest.approx(each.nodes * price)
+        assert each.cost_usd == pytest.approx(each.time_s / 3600.0 * each.price_usd_per_h)
+        assert each.time_interval_s[0] < each.time_s < each.time_interval_s[1]
+    assert [e.cost_usd for e in found.ranked] == sorted(e.cost_usd for e in found.ranked)
+
+
+@pytest.mark.parametrize("objective", ["cost", "time", "throughput", "samples-per-usd"])
+def test_each_objective_ranks_by_its_own_figure(objective: Any) -> None:
+    found = plan(objective=objective, **SMALL, **AMOUNT)
+    key = {"cost": "cost_usd", "time": "time_s", "throughput": "throughput_samples_per_s"}
+    values = [getattr(each, key.get(objective, "samples_per_usd")) for each in found.ranked]
+    assert values == sorted(values, reverse=objective in ("throughput", "samples-per-usd"))
+
+
+def test_none_of_the_front_is_beaten() -> None:
+    found = plan(**SMALL, **AMOUNT)
+    for one, other in itertools.permutations(found.front, 2):
+        assert one.time_s < other.time_s or one.cost_usd < other.cost_usd
+    assert min(each.cost_usd for each in found.front) <= found.first.cost_usd * (1.0 + 1e-12)
+    for each in found.ranked:
+        assert any(t.time_s <= each.time_s and t.cost_usd <= each.cost_usd for t in found.front)
+
+
+def test_limits_are_kept() -> None:
+    free = plan(objective="time", **SMALL, **AMOUNT)
+    budget = 0.99 * free.first.cost_usd
+    kept = plan(objective="time", limits=PlanLimits(budget_usd=budget), **SMALL, **AMOUNT)
+    assert free.first.cost_usd > budget
+    assert all(each.cost_usd <= budget for each in (*kept.ranked, *kept.front))
+    assert kept.first.time_s >= free.first.time_s
+    few = plan(limits=PlanLimits(max_global_batch_size=512), **SMALL)
+    assert {each.workers for each in few.ranked} == {8}
+
+
+def test_lifting_a_limit_is_worth_what_it_gains() -> None:
+    free = plan(objective="time", fidelity="coarse", **SMALL, **AMOUNT)
+    budget = 0.9 * free.first.cost_usd
+    kept = plan(
+        objective="time",
+        fidelity="coarse",
+        limits=PlanLimits(budget_usd=budget),
+        **SMALL,
+        **AMOUNT,
+    )
+    gained = kept.first.time_s / free.first.time_s
+    assert kept.change is not None
+    assert kept.change.gain >= gained * (1.0 - 1e-9)
+
+
+def test_memory_of_the_device_counts() -> None:
+    with pytest.raises(InputError, match="none of 1 candidates fits"):
+        plan(model="resnet50", instance=["p3.2xlarge"], arch="ring", workers=1, batch_size=4096)
+
+
+def test_chances_of_two_are_those_of_their_gain() -> None:
+    jobs = [make_job(model="resnet50", device="v100", arch="ring", workers=n) for n in (8, 9)]
+    found = [predict(job, fidelity="coarse") for job in jobs]
+    rates = [p.throughput_samples_per_s for p in found]
+    first, second = chances(jobs, found, rates)
+    assert second == pytest.approx(gain(jobs[0], found[0], jobs[1], found[1]).probability, abs=0.01)
+    assert first + second == pytest.approx(1.0)
+
+
+def test_canary_chances_know_of_one_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [make_job(model="resnet50", device="v100", arch="ring", workers=n) for n in (8, 10)]
+    found = [predict(job, fidelity="coarse") for job in jobs]
+    rates = [p.throughput_samples_per_s for p in found]
+    known = chances(jobs, found, rates)
+    monkeypatch.setattr(gains, "SHARED", {"nominal": 0.0, "measured": 0.0})
+    assert chances(jobs, found, rates)[1] < known[1] - 0.02
+    monkeypatch.undo()
+    cluster = msgspec.structs.replace(jobs[1].cluster, name="other")
+    apart = [jobs[0], msgspec.structs.replace(jobs[1], cluster=cluster)]
+    assert chances(apart, found, rates)[1] < known[1] - 0.02
+
+
+def test_a_limit_at_the_end_of_the_interval_is_kept_in_19_of_20() -> None:
+    p = predict(make_job(model="resnet50", device="v100", arch="ring", workers=8))
+    assert p.interval is not None
+    low, high = p.interval.iteration_s
+    ratio = math.sqrt(high / low)  # half of a symmetric interval's width
+    assert probability_within(p, ratio) == pytest.approx(0.95, abs=1e-3)
+    assert probability_within(p, 1.0) == 0.5
+    assert probability_within(p, math.inf) == 1.0
+
+
+def test_what_is_left_out_is_named() -> None:
+    found = plan(
+        model="resnet50", instance=["g5.xlarge", "p3.2xlarge"], arch="ring", workers=[1, 2]
+    )
+    assert found.left_out == ("g5.xlarge (1 x A10G): no device 'A10G' in the catalogue",)
+    assert [(each.instance, each.date) for each in found.prices] == [("p3.2xlarge", "2024-10-01")]
+
+
+def test_the_command_says_what_the_library_finds(tmp_path: Path) -> None:
+    words = "plan --model resnet50 --instance p3.16xlarge,p3.2xlarge --arch ring,ps --workers 8,16"
+    words += " --batch-size 64 --servers 2 --dataset-size 1281167 --epochs 90 --deadline 100h"
+    found = plan(limits=PlanLimits(deadline_s=360000.0), **SMALL, **AMOUNT)
+    csv = tmp_path / "plan.csv"
+    printed = CliRunner().invoke(cli, [*words.split(), "--json", "--csv", str(csv)])
+    assert json.loads(printed.stdout) == json.loads(found.to_json())
+    assert csv.read_text() == found.to_csv()
+    assert len(csv.read_text().splitlines()) == 1 + len(found.rows())
+    text = CliRunner().invoke(cli, words.split()).stdout
+    assert found.first.label in text
+    assert found.why in text
+    assert "us-east-1" in text
+    assert "2024-10-01" in text
+
+
+def test_the_figure_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert plan(fidelity="coarse", **SMALL).to_image("png").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--dataset-size 1281167 --epochs 90 --deadline 1min", "none of 90 candidates meets the"),
+        ("--dataset-size 1281167 --budget 0.01", "costs"),
+        ("--dataset-size 1281167 --budget -5", "budget_usd: must be above 0"),
+        ("--deadline 24h", "deadline_s: needs dataset_size"),
+        ("--epochs 3", "epochs: needs dataset_size"),
+        ("--objective cheap", "unknown objective 'cheap'"),
+        ("--instance p3.2xlarg", "did you mean 'p3.2xlarge'"),
+        ("--instance g5.xlarge", "no instance type is left"),
+        ("--arch rings", "unknown architecture 'rings'"),
+        ("--option algorithmus=ring", "option 'algorithmus' does not apply"),
+        ("--workers 0", "workers: must be at least 1"),
+        ("--max-idle 0.0001%", "idles"),
+        ("--instances nowhere.csv", "nowhere.csv"),
+        ("--model resnet", "unknown model"),
+        ("--precision float8", "float8"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: str, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = words.split()
+    if "--instance" not in given:
+        given += ["--instance", "p3.2xlarge,p3.16xlarge"]
+    if "--model" not in given:
+        given += ["--model", "resnet50"]
+    if "--arch" not in given:
+        given += ["--arch", "ring"]
+    monkeypatch.setattr("sys.argv", ["perfmodel", "plan", *given])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capfd.readouterr().err
+    assert ended.value.code == 2
+    assert error.startswith("perfmodel: error:")
+    assert error.count("\n") == 1
+    assert said in error
