@@ -58,7 +58,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     region, place : of the price, and the line of the catalogue.
     price_usd_per_h, spot_usd_per_h : on demand, and as it can be taken away; None if not given.
     network_bytes_per_s : of all ``nics`` together, each way; None if not given.
-    flow_bytes_per_s : the most that one connection carries; None where only the links limit.
+    flow_bytes_per_s : the most that one connection carries, headers and all; None where only the links limit.
     latency_s : one way; None if not given.
     inside_bytes_per_s : what a device sends inside the node; None if not given.
     egress_usd_per_byte : traffic out of the region; what a plan costs is without it.
@@ -124,23 +124,20 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(f"{self.place}: NetworkGbps: is empty")
         base = catalogue.cluster(catalogue.DEFAULT_CLUSTER).server
         latency_s = LATENCY_S if self.latency_s is None else self.latency_s
-        rdma = latency_s < RDMA_LATENCY_S
+        efficiency = RDMA_EFFICIENCY if latency_s < RDMA_LATENCY_S else TCP_EFFICIENCY
+        flow = self.flow_bytes_per_s
         inside = self.inside_bytes_per_s or INSIDE.get(self.device or "", PCIE_BYTES_PER_S)
         return Cluster(
             name=self.name,
             title=self.label,
-            nic=Link(
-                self.network_bytes_per_s / self.nics,
-                latency_s,
-                RDMA_EFFICIENCY if rdma else TCP_EFFICIENCY,
-            ),
+            nic=Link(self.network_bytes_per_s / self.nics, latency_s, efficiency),
             devices_per_node=self.devices,
             nics_per_node=self.nics,
             intra_node=IntraNode(inside, INSIDE_LATENCY_S, INSIDE_EFFICIENCY, "per_device")
             if self.devices > 1
             else None,
             server=msgspec.structs.replace(base, placement="colocated"),
-            flow_bytes_per_s=self.flow_bytes_per_s,
+            flow_bytes_per_s=flow * efficiency if flow is not None else None,
             source=Source("published", self.source or self.place, None, self.date or None),
         )
 

@@ -90,9 +90,11 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
             return self.samples / batch * step_s
         return self.epochs * np.ceil(self.dataset_size / batch) * step_s
 
-    def worth(self, seconds: Any, usd_per_h: Any) -> Any:
-        """The objective as a value of which more is better."""
-        if self.objective in ("time", "throughput"):
+    def worth(self, seconds: Any, usd_per_h: Any, rate: Any) -> Any:
+        """The objective as a value of which more is better; ``rate`` in samples per second."""
+        if self.objective == "throughput":
+            return rate
+        if self.objective == "time":
             return self.samples / seconds
         return self.samples / (seconds / HOUR_S * usd_per_h)
 
@@ -137,7 +139,7 @@ class Search:
         batch = among.workers * among.batch_size
         self.seconds: Floats = goal.seconds(among.step_s, batch)
         self.usd: Floats = self.seconds / HOUR_S * among.price
-        self.worth: Floats = goal.worth(self.seconds, among.price)
+        self.worth: Floats = goal.worth(self.seconds, among.price, among.rate)
         self.idle, self.stale = among.idle.copy(), among.staleness.copy()
         self.possible = among.worker_bytes <= among.device_bytes
         most = goal.limits.max_global_batch_size
@@ -254,7 +256,8 @@ class Search:
         price = self.among.price[i]
         self.seconds[i] = self.goal.seconds(found.iteration_s, found.global_batch_size)
         self.usd[i] = self.seconds[i] / HOUR_S * price
-        self.worth[i] = self.goal.worth(self.seconds[i], price)
+        rate = found.throughput_samples_per_s
+        self.worth[i] = self.goal.worth(self.seconds[i], price, rate)
         self.idle[i] = found.idle_fraction.mean
         self.stale[i] = found.staleness.mean if found.staleness is not None else 0.0
         return found
@@ -283,15 +286,16 @@ class Search:
     def _nearest(self) -> InputError:
         """Error that says which candidates come closest to the limits, and what they miss."""
         excess = np.where(self.possible, self.excess(), np.inf)
-        kinds: dict[int, str] = {}
+        said: dict[str, str] = {}
         for i in np.argsort(excess, kind="stable").tolist():
-            name = self.among.series[self.among.of[i]].instance.label
-            if name not in kinds.values():
-                kinds[i] = f"{name} {self._missed(i)}"
-            if len(kinds) == NEAREST or not math.isfinite(excess[i]):
+            if len(said) == NEAREST or not math.isfinite(excess[i]):
                 break
-        said = "; ".join(kinds.values())
-        return InputError(f"plan: none of {len(self.among)} candidates meets the limits; {said}")
+            name = self.among.series[self.among.of[i]].instance.label
+            said.setdefault(name, f"{name} {self._missed(i)}")
+        nearest = "; ".join(said.values())
+        return InputError(
+            f"plan: none of {len(self.among)} candidates meets the limits; nearest: {nearest}"
+        )
 
     def _missed(self, i: int) -> str:
         """What a candidate misses."""
@@ -300,7 +304,7 @@ class Search:
         over = [name for name, v in self.goal.excess(*values).items() if v > 1.0]
         hours, most_h = values[0] / HOUR_S, (limits.deadline_s or 0.0) / HOUR_S
         texts = {
-            "deadline": f"takes {hours:.3g} h of {most_h:g} h",
+            "deadline": f"takes {hours:.3g} h of {most_h:.3g} h",
             "budget": f"costs {values[1]:.4g} of {limits.budget_usd or 0:g} USD",
             "idle": f"idles {values[2]:.1%} of at most {limits.max_idle_fraction or 0:.1%}",
             "staleness": f"has staleness {values[3]:.3g} of {limits.max_staleness or 0:g}",

@@ -237,9 +237,11 @@ def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
     """Why the first wins, in words."""
     if other is None:
         return "no candidate of another instance type or architecture meets the limits"
-    ratio = goal.worth(first.time_s, first.price_usd_per_h) / goal.worth(
-        other.time_s, other.price_usd_per_h
-    )
+    worth = [
+        goal.worth(each.time_s, each.price_usd_per_h, each.throughput_samples_per_s)
+        for each in (first, other)
+    ]
+    ratio = worth[0] / worth[1]
     less = {
         "cost": f"costs {ratio:.4g} times as much",
         "time": f"takes {ratio:.4g} times as long",

@@ -55,7 +55,7 @@ def test_regions_and_spot_prices_are_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("p3.2xlarge,8,61,V100,1,V100,us-east-1,a,-3.06,", "line 2: Price: must be above 0"),
+        ("p3.2xlarge,8,61,V100,1,V100,us-east-1,a,-3.06,", "line 2: Price: must be more than 0"),
         ("p3.2xlarge,8,61,V100,1,V100,us-east-1,a,dear,", "line 2: Price: expected a number"),
         ("p3.2xlarge,8,61,V100,1,V100,us-east-1,a,,", "line 2: Price: is empty, for p3.2xlarge"),
         ("p3.2xlarge,8,61,V100,0.5,V100,us-east-1,a,3.06,", "AcceleratorCount: expected a whole"),
@@ -118,7 +118,7 @@ def test_an_instance_becomes_a_cluster() -> None:
     assert p4d.intra_node is not None
     assert p4d.intra_node.bandwidth_bytes_per_s == 300e9
     p3 = rows["p3.16xlarge"].cluster()
-    assert (p3.nic.bandwidth_bytes_per_s, p3.flow_bytes_per_s) == (25 * 1.25e8, 1.25e9)
+    assert (p3.nic.bandwidth_bytes_per_s, p3.flow_bytes_per_s) == (25 * 1.25e8, 0.9415 * 1.25e9)
     assert rows["Standard_ND96asr_v4"].cluster().nic.latency_s == pytest.approx(4e-6)
 
 
@@ -136,7 +136,7 @@ def test_the_cap_of_a_connection_decides(fidelity: str, tmp_path: Path) -> None:
         for row in read_instances(path)
     )
     assert free < 0.8 * capped
-    assert capped == pytest.approx(slow, rel=0.01)
+    assert capped == pytest.approx(slow, rel=1e-9)
 
 
 def test_canary_a_cap_above_the_link_changes_nothing() -> None:

@@ -77,9 +77,7 @@ def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[
     return found
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10))]
-)
+@pytest.mark.parametrize("seed", range(10))
 def test_the_choice_is_the_best_of_an_exhaustive_simulation(seed: int, tmp_path: Path) -> None:
     path, space = seeded(seed, tmp_path)
     objective: Any = ["cost", "time"][seed % 2]
@@ -247,9 +245,9 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--dataset-size 1281167 --epochs 90 --deadline 1min", "none of 90 candidates meets the"),
+        ("--dataset-size 1281167 --epochs 90 --deadline 6min", "takes 0.399 h of 0.1 h; p3.2xl"),
         ("--dataset-size 1281167 --budget 0.01", "costs"),
-        ("--dataset-size 1281167 --budget -5", "budget_usd: must be above 0"),
+        ("--dataset-size 1281167 --budget -5", "budget_usd: must be more than 0"),
         ("--deadline 24h", "deadline_s: needs dataset_size"),
         ("--epochs 3", "epochs: needs dataset_size"),
         ("--objective cheap", "unknown objective 'cheap'"),
@@ -258,7 +256,7 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
         ("--arch rings", "unknown architecture 'rings'"),
         ("--option algorithmus=ring", "option 'algorithmus' does not apply"),
         ("--workers 0", "workers: must be at least 1"),
-        ("--max-idle 0.0001%", "idles"),
+        ("--max-idle 0.0001% --workers 8,16", "idles"),
         ("--instances nowhere.csv", "nowhere.csv"),
         ("--model resnet", "unknown model"),
         ("--precision float8", "float8"),
