@@ -58,7 +58,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     region, place : of the price, and the line of the catalogue.
     price_usd_per_h, spot_usd_per_h : on demand, and as it can be taken away; None if not given.
     network_bytes_per_s : of all ``nics`` together, each way; None if not given.
-    flow_bytes_per_s : the most that one connection carries, headers and all; None where only the links limit.
+    flow_bytes_per_s : the most that one connection carries, with headers; None where only the links
+        limit.
     latency_s : one way; None if not given.
     inside_bytes_per_s : what a device sends inside the node; None if not given.
     egress_usd_per_byte : traffic out of the region; what a plan costs is without it.

@@ -10,11 +10,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import msgspec
 import numpy as np
 
+from perfmodel import api
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.inputs import catalogue, instances
 from perfmodel.inputs.instances import Instance
+from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import gains
 from perfmodel.results.plan import Candidate, Lever, Plan, Price, Trade
@@ -92,16 +95,17 @@ def plan(
     if not rows:
         raise InputError(f"plan: no instance type is left: {'; '.join(out)}")
     axes, common = _axes(varied)
+    profile = _profile(model, workload)
     among = space(
         [(row, row.price(spot) or 0.0) for row in rows],
-        _profile(model, workload),
+        profile,
         axes,
         most_workers=limits.max_workers,
         common=common,
     )
     search = Search(goal, among, common, max_ops, progress)
     search.settle(simulate=fidelity == "auto", top=top)
-    return _answer(search, top, out)
+    return _answer(search, profile, top, out)
 
 
 def _goal(objective: str, limits: PlanLimits, dataset_size: int | None, epochs: int | None) -> Goal:
@@ -144,7 +148,7 @@ def _profile(model: str | None, workload: Profile | str | Path | None) -> Profil
     return catalogue.model(model) if model is not None else catalogue.profile(Path(str(workload)))
 
 
-def _answer(search: Search, top: int, out: Sequence[str]) -> Plan:
+def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> Plan:
     """The plan: ranked candidates, the Pareto front, and the reasons."""
     order = search.ranked()
     chances = gains.chances(
@@ -185,7 +189,7 @@ def _answer(search: Search, top: int, out: Sequence[str]) -> Plan:
         probability=first.probability_best,
         probability_kind=same,
         probability_over_runner_up=over,
-        change=_change(search, order[0]),
+        change=_change(search, profile, order[0]),
         prices=tuple(_prices(search, rest_on)),
         left_out=(*out, *search.among.left_out),
         notes=tuple(_notes(search, first)),
@@ -256,8 +260,9 @@ def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
     )
 
 
-def _change(search: Search, i: int) -> Lever | None:
-    """The single change that helps most: a limit lifted, or better hardware at the same price."""
+def _change(search: Search, profile: Profile, i: int) -> Lever | None:
+    """The single change that helps most: a limit lifted, another precision, or better hardware at
+    the same price."""
     now = float(search.worth[i])
     levers = []
     for name in search.goal.excess(0.0, 0.0, 0.0, 0.0):
@@ -265,6 +270,7 @@ def _change(search: Search, i: int) -> Lever | None:
         levers.append(Lever(f"no limit on {name}", worth / now))
     some = search.among.series[search.among.of[i]]
     job = search.jobs[i]
+    levers += _precisions(profile, job)
     options = dict(some.options)
     if search.among.servers[i]:
         options["servers"] = int(search.among.servers[i])
@@ -282,6 +288,20 @@ def _change(search: Search, i: int) -> Lever | None:
             levers.append(Lever(f"{each.change}, at the same price", each.gain.ratio))
     best = max(levers, key=lambda lever: lever.gain, default=None)
     return best if best is not None and best.gain > 1.01 else None
+
+
+def _precisions(profile: Profile, job: Job) -> Iterator[Lever]:
+    """What the other precisions gain that the profile has timings of on the job's device."""
+    w = job.workload
+    has = {each.precision for each in profile.timings if each.device == w.device}
+    now = api.predict(job, fidelity="coarse").throughput_samples_per_s
+    for precision in sorted(has - {w.precision}):
+        other = catalogue.workload(
+            profile, device_name=w.device, precision=precision, batch_size=w.batch_size
+        )
+        changed = msgspec.structs.replace(job, workload=other)
+        then = api.predict(changed, fidelity="coarse").throughput_samples_per_s
+        yield Lever(f"precision {precision}", then / now)
 
 
 def _prices(search: Search, names: Collection[tuple[str, str]]) -> Iterator[Price]:
