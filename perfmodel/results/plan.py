@@ -19,6 +19,9 @@ SCHEMA = "perfmodel.plan/1"
 
 HOUR_S = 3600.0
 
+WHOLE = ("rank", "nodes", "workers", "servers", "batch_size", "global_batch_size")
+"""Columns of whole numbers."""
+
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A way to train, predicted.
@@ -191,16 +194,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for trade in rest:
             values = msgspec.to_builtins(trade)
             values["options"] = json.dumps(values["options"])
+            values["global_batch_size"] = trade.workers * trade.batch_size
             rows.append({**dict.fromkeys(rows[0]), **values})
         best = {_key(each) for each in self.front}
         keys = [*ranked, *map(_key, rest)]
         return [{**row, "pareto": key in best} for row, key in zip(rows, keys, strict=True)]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a frame."""
+        """The rows as a frame; whole numbers stay so beside missing values."""
         import pandas as pd
 
-        return pd.DataFrame(self.rows())
+        return pd.DataFrame(self.rows()).astype(dict.fromkeys(WHOLE, "Int64"))
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """The frame as CSV text, also written to ``path`` if there is one.

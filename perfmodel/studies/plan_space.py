@@ -43,6 +43,9 @@ SHARPNESS = 8.0
 """Norm by which overlap is approximated for asynchronous workers and for exchanged models, where
 layer by layer takes long; finalists are predicted layer by layer."""
 
+MOST_NAMED = 3
+"""Instance types that are named where none is left."""
+
 MOST_CANDIDATES = 5_000_000
 """Candidates of one plan; a limit that catches typing errors."""
 
@@ -124,7 +127,7 @@ def space(
     most_workers: int | None = None,
     common: Mapping[str, Any],
 ) -> Space:
-    """Evaluate all candidates.
+    """Evaluate all candidates. A worker alone is one with the first architecture only.
 
     Parameters
     ----------
@@ -156,11 +159,15 @@ def space(
         if not len(counts):
             out.append(f"{instance.label}: more than {most} devices in a node")
             continue
-        for (arch, options), work in itertools.product(_architectures(axes), works):
+        architectures = list(_architectures(axes))
+        for (arch, options), work in itertools.product(architectures, works):
+            own = counts if (arch, options) == architectures[0] else counts[counts > 1]
+            if not len(own):
+                continue
             given = {"workload": work, "cluster": cluster, "arch": arch, "options": options}
             job = api.make_job(**given, **common)
             series = Series(instance, price, job, arch, options)
-            columns = _evaluated(series, counts, axes.servers)
+            columns = _evaluated(series, own, axes.servers)
             columns["of"] = np.full(len(columns["workers"]), len(found))
             found.append(series)
             parts.append(columns)
@@ -168,9 +175,15 @@ def space(
             if count > MOST_CANDIDATES:
                 raise InputError(f"plan: more than {MOST_CANDIDATES} candidates")
     if not parts:
-        raise InputError(f"plan: no instance type is left: {'; '.join(out)}")
+        raise none_left(out)
     columns = {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
     return Space(tuple(found), tuple(out), **columns)
+
+
+def none_left(out: Sequence[str]) -> InputError:
+    """Error that says why no instance type is left."""
+    more = f"; and {len(out) - MOST_NAMED} more" if len(out) > MOST_NAMED else ""
+    return InputError(f"plan: no instance type is left: {'; '.join(out[:MOST_NAMED])}{more}")
 
 
 def _workloads(profile: Any, instance: Instance, axes: Axes) -> Iterator[Workload]:

@@ -23,7 +23,7 @@ from perfmodel.predicting import gains
 from perfmodel.results.plan import Candidate, Lever, Plan, Price, Trade
 from perfmodel.studies.advice import advise
 from perfmodel.studies.plan_search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
-from perfmodel.studies.plan_space import Axes, space
+from perfmodel.studies.plan_space import Axes, none_left, space
 from perfmodel.studies.sweeps import Progress
 
 Objective = Literal["cost", "time", "throughput", "samples-per-usd"]
@@ -93,7 +93,7 @@ def plan(
         instances.read_instances(catalogue_file), types=instance, region=region, spot=spot
     )
     if not rows:
-        raise InputError(f"plan: no instance type is left: {'; '.join(out)}")
+        raise none_left(out)
     axes, common = _axes(varied)
     profile = _profile(model, workload)
     among = space(

@@ -213,6 +213,13 @@ def test_a_limit_at_the_end_of_the_interval_is_kept_in_19_of_20() -> None:
     assert probability_within(p, math.inf) == 1.0
 
 
+def test_a_worker_alone_is_one_candidate() -> None:
+    found = plan(**{**SMALL, "arch": ["ring", "p2p", "zero1"], "workers": [1, 2]})
+    alone = [each.architecture for each in found.ranked if each.workers == 1]
+    assert set(alone) == {"ring"}
+    assert {each.architecture for each in found.ranked} == {"ring", "p2p", "zero1"}
+
+
 def test_what_is_left_out_is_named() -> None:
     found = plan(
         model="resnet50", instance=["g5.xlarge", "p3.2xlarge"], arch="ring", workers=[1, 2]
@@ -230,6 +237,7 @@ def test_the_command_says_what_the_library_finds(tmp_path: Path) -> None:
     assert json.loads(printed.stdout) == json.loads(found.to_json())
     assert csv.read_text() == found.to_csv()
     assert len(csv.read_text().splitlines()) == 1 + len(found.rows())
+    assert csv.read_text().splitlines()[1].startswith("1,p3.")
     text = CliRunner().invoke(cli, words.split()).stdout
     assert found.first.label in text
     assert found.why in text
@@ -253,6 +261,7 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
         ("--objective cheap", "unknown objective 'cheap'"),
         ("--instance p3.2xlarg", "did you mean 'p3.2xlarge'"),
         ("--instance g5.xlarge", "no instance type is left"),
+        ("--spot", "no instance type is left: p3.2xlarge (1 x V100): no spot price; p3.16xlarge"),
         ("--arch rings", "unknown architecture 'rings'"),
         ("--option algorithmus=ring", "option 'algorithmus' does not apply"),
         ("--workers 0", "workers: must be at least 1"),
