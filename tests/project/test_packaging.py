@@ -177,7 +177,7 @@ def built(sdist: Path, folder: Path, path: list[str] | None = None) -> Path:
 def misplaced(names: list[str], version: str) -> list[str]:
     """Files of a wheel that do not belong in it."""
     allowed = ("perfmodel/", f"perfmodel-{version}.dist-info/")
-    endings = (".py", ".json", ".toml", "py.typed", LIBRARY[0])
+    endings = (".py", ".json", ".toml", "instances.csv", "py.typed", LIBRARY[0])
     return [
         name
         for name in names
@@ -200,7 +200,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     profiles = {
         f"perfmodel/_profiles/{path.relative_to(ROOT / 'profiles').as_posix()}"
         for path in (ROOT / "profiles").rglob("*.*")
-        if path.suffix in (".json", ".toml")
+        if path.suffix in (".json", ".toml", ".csv")
     }
     assert "perfmodel/_profiles/models/resnet18.json" in profiles
     others = {"perfmodel/predicting/bands.json", "perfmodel/py.typed"}
