@@ -15,11 +15,15 @@ from perfmodel.cli import main
 def run() -> NoReturn:
     """Run the command line, and end the process at once.
 
-    An interpreter that ends takes down all modules, object by object, and NumPy's threads: 10 to
-    20 ms, as long as the job is simulated. The system frees the memory anyway. What is registered
-    with :mod:`atexit` runs, standard output and error are written out. Where threads are left the
-    interpreter ends as usual, so that it waits for them.
+    An interpreter that ends takes down all modules, object by object: 10 to 20 ms, as long as the
+    job is simulated. The system frees the memory anyway. What is registered with :mod:`atexit`
+    runs, standard output and error are written out. Where threads are left the interpreter ends as
+    usual, so that it waits for them.
+
+    NumPy's linear algebra gets one thread, unless OPENBLAS_NUM_THREADS says otherwise: the matrices
+    are small, and a thread that waits for work keeps a core busy for a tenth of a second.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         main()
     except SystemExit as ended:

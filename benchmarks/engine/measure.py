@@ -14,7 +14,7 @@ from functools import partial
 from math import inf, nan
 from multiprocessing import get_context
 from pathlib import Path
-from time import process_time
+from time import thread_time
 from typing import Any
 
 from benchmarks.engine.reference import ParameterServer, Ring, Shared
@@ -57,11 +57,11 @@ def peak_mb() -> float:
 
 def timed(build: Callable[[], Simulate]) -> Run:
     """Build, then simulate."""
-    begin = process_time()
+    begin = thread_time()
     simulate = build()
-    built = process_time()
+    built = thread_time()
     end_s = simulate()
-    return Run(end_s, built - begin, process_time() - built, peak_mb())
+    return Run(end_s, built - begin, thread_time() - built, peak_mb())
 
 
 def by_perfmodel(task: str, n: int, *, compiled: bool) -> Simulate:

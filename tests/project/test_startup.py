@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -103,3 +105,28 @@ def test_the_process_ends_at_once_with_all_that_was_said(before: str) -> None:
     )
     said = ["answer", "thread", "registered"] if "thread" in before else ["answer", "registered"]
     assert (done.returncode, done.stdout.split(), done.stderr) == (3, said, "")
+
+
+THREADS = """
+import os, sys
+import perfmodel.__main__ as command
+def main():
+    import numpy
+    print(len(os.listdir("/proc/self/task")))
+    sys.exit(0)
+command.main = main
+command.run()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads by Linux's /proc")
+@pytest.mark.parametrize(("given", "threads"), [({}, 1), ({"OPENBLAS_NUM_THREADS": "2"}, 2)])
+def test_no_thread_waits_for_linear_algebra(given: dict[str, str], threads: int) -> None:
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("NumPy starts no more threads than there are cores")
+    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], env=kept | given,
+        stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=True,
+    )
+    assert int(done.stdout) == threads
