@@ -155,8 +155,8 @@ def advise(
     ------
     InputError : the job itself is impossible; impossible changes are left out.
 
-    >>> advise(model="vgg16", device="v100", arch="ps", workers=8).recommended[0].rule
-    'servers'
+    >>> advise(model="resnet50", device="v100", arch="ring", workers=8).recommended[0].change
+    'devices twice as fast'
     """
     given = per_worker(arguments)
     asked: dict[str, Any] = {
