@@ -73,8 +73,9 @@ def test_replays_are_those_of_the_words_of_the_format(kind: str, optimizer: Opti
     assert loss == pytest.approx(slow_loss(schedule, TASK, optimizer), rel=1e-10)
 
 
-@pytest.mark.parametrize("transmission", ["shared", "priority", "quantum"])
-@pytest.mark.parametrize("duplex", [False, True])
+@pytest.mark.parametrize(
+    ("transmission", "duplex"), [("shared", True), ("priority", False), ("quantum", True)]
+)
 def test_slices_that_overtake_each_other(transmission: str, duplex: bool) -> None:
     """Slices of one gradient are applied in another order, and at another age, than those of the
     next one: which use of a gradient is its last is not that of the schedule's order."""

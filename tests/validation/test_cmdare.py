@@ -90,7 +90,8 @@ def refitted(folder: Path, to: Path, most: int, changed: Callable[[int], bool]) 
     return fit.costs | fit.compute_s
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [3, 4])
 def test_what_is_predicted_is_never_fitted_to(folder: Path, tmp_path: Path, most: int) -> None:
     fit = cmdare.calibrated(folder, most)
     kept = fit.costs | fit.compute_s
