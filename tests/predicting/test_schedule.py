@@ -258,7 +258,10 @@ def test_rows_follow_from_those_before(
     found, _ = recorded(some, 5)
     followed = Follower(found)
     assert len(followed.computed) >= some.workers * 5 * (not options.get("backup_workers"))
-    assert len(followed.pending) < options.get("softsync", 1)
+    if spare := options.get("backup_workers", 0):  # what they push late may still be on its way
+        assert len({worker for worker, _ in followed.pending}) <= spare
+    else:
+        assert len(followed.pending) < options.get("softsync", 1)
     assert not options.get("softsync", 1) > 1 or found.weight[found.event == Event.APPLY].max() < 1
 
 
