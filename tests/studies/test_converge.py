@@ -26,7 +26,7 @@ JOB: dict[str, Any] = {"model": "resnet18", "device": "v100", "workers": 4}
 WORDS = [
     *("converge", "--model", "resnet18", "--device", "v100", "--workers", "4"),
     *("--arch", "ring,gosgd", "--epochs", "0.5", "--evaluations", "4", "--seeds", "2"),
-    *("--momentum", "0", "--lr-scaling", "none", "--processes", "1"),
+    *("--momentum", "0", "--lr", "0.05", "--lr-scaling", "none", "--processes", "1"),
 ]
 
 
@@ -143,7 +143,18 @@ def test_a_schedule_in_a_file_is_replayed(found: Convergence, tmp_path: Path) ->
         cli, ["predict", *words, "--schedule", str(path), "--updates", "125"]
     )
     assert written.exit_code == 0, written.output
-    given = ["--epochs", "0.5", "--evaluations", "4", "--seeds", "2", "--momentum", "0"]
+    given = [
+        "--epochs",
+        "0.5",
+        "--evaluations",
+        "4",
+        "--seeds",
+        "2",
+        "--momentum",
+        "0",
+        "--lr",
+        "0.05",
+    ]
     result = CliRunner().invoke(
         cli, ["converge", "--replay", str(path), *given, "--lr-scaling", "none", "--json"]
     )

@@ -44,7 +44,7 @@ TRAINING = (
         help="Samples of the task in one worker's gradient.",
     ),
     click.option(
-        "--lr", metavar="RATE", callback=one(read_number), default="0.05", show_default=True,
+        "--lr", metavar="RATE", callback=one(read_number), default="0.02", show_default=True,
         help="Learning rate of one worker's batch.",
     ),
     click.option(
