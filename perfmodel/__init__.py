@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from perfmodel.inputs.profile import Profile, read_profile
     from perfmodel.inputs.workload import Workload, WorkloadLayer
     from perfmodel.predicting.variants import Variants, evaluate
-    from perfmodel.results.plan import Plan
     from perfmodel.results.prediction import Prediction
     from perfmodel.results.schedule import Schedule
     from perfmodel.studies.advice import Advice, advise
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from perfmodel.studies.formulas import Formula, formula
     from perfmodel.studies.plan_search import PlanLimits
     from perfmodel.studies.planning import plan
+    from perfmodel.studies.plans import Plan
     from perfmodel.studies.requirements import Requirement, require
     from perfmodel.studies.sweeps import Sweep, sweep
 
@@ -67,7 +67,7 @@ _HOME = {
     "Link": "inputs.cluster",
     "NodeOverride": "inputs.cluster",
     "PerfmodelError": "base.errors",
-    "Plan": "results.plan",
+    "Plan": "studies.plans",
     "PlanLimits": "studies.plan_search",
     "Prediction": "results.prediction",
     "Profile": "inputs.profile",

@@ -1,11 +1,11 @@
 """``python -m benchmarks.engine [--quick] [--json] [--check]``: a table, growth, targets.
 
-Each measurement is a process of its own and counts CPU seconds; of several runs the best counts,
-for building, simulating and memory each. The simulators take turns, so that a slow moment of the
-machine meets all of them. Compiled code is loaded before the clock starts. The ratio is the time of
-simulating over that of perfmodel, the peak that of the whole process. Of ``predict`` the wall time
-counts. N is the number of workers, in ``ps_layers`` of layers; the growth is the time of each op as
-N grows.
+Each measurement is a process of its own and counts the CPU seconds of its thread; of several runs
+the best counts, for building, simulating and memory each. The simulators take turns, so that a slow
+moment of the machine meets all of them. Compiled code is loaded before the clock starts. The ratio
+is the time of simulating over that of perfmodel, the peak that of the whole process. Of ``predict``
+the wall time counts. N is the number of workers, in ``ps_layers`` of layers; the growth is the time
+of each op as N grows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading tables: CSV with a line of column names, and errors that say which line and column."""
+"""Tables: CSV with a line of column names, and errors that say which line and column."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import io
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from perfmodel.base.errors import InputError, nearest, number, plain, whole_number
-from perfmodel.base.files import read_bytes
+from perfmodel.base.files import read_bytes, write
 from perfmodel.base.limits import MOST_WHOLE
 from perfmodel.base.units import dimension_of, parse
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class TableRow(msgspec.Struct, frozen=True):
@@ -123,6 +127,19 @@ def read(path: str | Path) -> Table:
         that of another; a line with more or fewer cells than there are columns.
     """
     return decode(read_bytes(path), name=str(path))
+
+
+def csv_text(frame: pd.DataFrame, path: str | Path | None = None) -> str:
+    """A frame as CSV text, also written to ``path`` if there is one.
+
+    Raises
+    ------
+    InputError : the place cannot be written.
+    """
+    text = frame.to_csv(index=False, lineterminator="\n")
+    if path is not None:
+        write(path, text.encode())
+    return text
 
 
 def decode(data: bytes, *, name: str) -> Table:

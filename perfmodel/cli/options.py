@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -129,6 +129,41 @@ def write_files(written: Sequence[tuple[str, bytes, str]]) -> None:
     for path, data, hint in written:
         files.write(path, data)
         click.echo(plain(f"wrote {path}{hint}"), err=True)
+
+
+class Tabular(Protocol):
+    """A result with a table, JSON and a figure."""
+
+    def to_csv(self) -> str:
+        """The table as CSV text."""
+
+    def to_json(self) -> str:
+        """The whole as JSON text."""
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure as a file."""
+
+
+def check_outputs(csv: str | None, as_json: bool, plot: str | None) -> None:
+    """Refuse two things to print, and files that cannot be written, before the work is done."""
+    if csv == "-" and as_json:
+        raise InputError("--csv - and --json: both print; give one of them")
+    check_files(plot, csv if csv != "-" else None)
+
+
+def put_out(found: Tabular, csv: str | None, as_json: bool, plot: str | None) -> bool:
+    """Write the files that were asked for; print CSV or JSON. Whether neither was to be printed."""
+    written = []
+    if csv is not None and csv != "-":
+        written.append((csv, found.to_csv().encode(), ""))
+    if plot is not None:
+        written.append((plot, found.to_image(ending(plot)), ""))
+    write_files(written)
+    if csv == "-":
+        click.echo(found.to_csv(), nl=False)
+    elif as_json:
+        click.echo(found.to_json())
+    return csv != "-" and not as_json
 
 
 def progress() -> AbstractContextManager[Callable[[int, int], None] | None]:

@@ -221,28 +221,28 @@ class _Replay:
 
     def _apply(self, rows: Sequence[Row]) -> None:
         """One step of the optimizer, on one slice of one model, with the gradients of rows."""
-        total: Floats | None = None
         models, model, first, after = self.models, rows[0].model, rows[0].first, rows[0].after
-        for row in rows:
-            weight = row.weight
-            if self.optimizer.by_staleness:
-                weight /= row.staleness + 1.0
-            key = (row.worker, row.step)
-            gradient = models.part(self.gradients[key], first, after) * weight
-            if total is None:
-                total = gradient
-            else:
-                total += gradient
-            if row.last:
-                del self.gradients[key]
-                self.done += 1
+        total = self._used(rows[0])
+        for row in rows[1:]:
+            total += self._used(row)
         if not self.optimizer.is_constant:
             epochs = self._samples / self.task.samples
             self.rate = self.optimizer.rate(epochs, self.plan.gathered)
         models.overwritten(model, first, after, rows[0].version)
-        assert total is not None
         models.step(model, first, after, total, self.rate)
         self.steps += after - first
+
+    def _used(self, row: Row) -> Floats:
+        """A new array: slices of a gradient as applied. Its last use drops the gradient."""
+        weight = row.weight
+        if self.optimizer.by_staleness:
+            weight /= row.staleness + 1.0
+        key = (row.worker, row.step)
+        found = self.models.part(self.gradients[key], row.first, row.after) * weight
+        if row.last:
+            del self.gradients[key]
+            self.done += 1
+        return found
 
     def _mix(self, targets: dict[Slices, list[Row]]) -> None:
         """Mix models into slices of models, all on the values before any of them."""

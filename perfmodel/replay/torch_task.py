@@ -69,7 +69,7 @@ class TorchTask:
         self._train, self._test = _Samples(train, "train"), _Samples(test, "test")
         self.samples = len(self._train)
         self._make = None if isinstance(model, self._torch.nn.Module) else model
-        self._module = self._made() if self._make else model.to(device)
+        self._module = self._made(self._make) if self._make else model.to(device)
         if not isinstance(self._module, self._torch.nn.Module):
             raise InputError(
                 f"model: expected a torch.nn.Module or a function that makes one, got a "
@@ -92,7 +92,7 @@ class TorchTask:
         """Parameters at the start; sets the seed of torch, which dropout draws from."""
         self._torch.manual_seed(seed)
         if self._make:
-            self._module = self._made()
+            self._module = self._made(self._make)
             self._find_parameters()
         else:
             self._module.load_state_dict(self._state)
@@ -122,10 +122,9 @@ class TorchTask:
             total += len(indices) * np.array(self._of_batch(self._test.batch(indices)))
         return Evaluation(*(total / count).tolist())
 
-    def _made(self) -> Any:
-        assert self._make is not None
+    def _made(self, make: Callable[[], Any]) -> Any:
         try:
-            module = self._make()
+            module = make()
         except Exception as error:
             raise InputError(f"model: {said(error)}") from error
         return module.to(self.device) if isinstance(module, self._torch.nn.Module) else module

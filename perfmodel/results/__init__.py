@@ -1,1 +1,1 @@
-"""Results: a prediction, its figures and its drawings."""
+"""Results: a prediction, its figures, its schedule and its drawings."""

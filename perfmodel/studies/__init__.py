@@ -1,1 +1,1 @@
-"""Many predictions at once: sweeps, comparisons, crossovers and formulas."""
+"""Questions of many predictions: sweeps, comparisons, advice, requirements, plans, convergence."""

@@ -23,6 +23,7 @@ from perfmodel import api
 from perfmodel.base import files
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.base.tables import csv_text
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.recording import schedule_of
 from perfmodel.replay.curve import Curve
@@ -218,10 +219,7 @@ class Convergence(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : the place cannot be written.
         """
-        text = self.to_frame().to_csv(index=False, lineterminator="\n")
-        if path is not None:
-            files.write(path, text.encode())
-        return text
+        return csv_text(self.to_frame(), path)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-like values."""

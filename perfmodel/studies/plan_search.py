@@ -18,9 +18,9 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import gains
-from perfmodel.results.plan import HOUR_S, Candidate
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.plan_space import Space
+from perfmodel.studies.plans import HOUR_S, Candidate
 from perfmodel.studies.sweeps import Progress
 
 UNIT_SAMPLES = 1_000_000

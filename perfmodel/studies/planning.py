@@ -20,10 +20,10 @@ from perfmodel.inputs.instances import Instance
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import gains
-from perfmodel.results.plan import Candidate, Lever, Plan, Price, Trade
 from perfmodel.studies.advice import advise
 from perfmodel.studies.plan_search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
 from perfmodel.studies.plan_space import Axes, none_left, space
+from perfmodel.studies.plans import Candidate, Lever, Plan, Price, Trade
 from perfmodel.studies.sweeps import Progress
 
 Objective = Literal["cost", "time", "throughput", "samples-per-usd"]

@@ -13,6 +13,7 @@ import msgspec
 from perfmodel import api
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number
+from perfmodel.base.tables import csv_text
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
@@ -65,7 +66,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         counted.
         """
         efficiency = self._scaling_efficiency()
-        least = min(map(samples_per_update, self.predictions))
+        statistical = self._statistical_efficiency()
         varied = {axis.name for axis in self.axes}
         follows = [
             name
@@ -77,12 +78,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             row = {**point, **{name: getattr(p, name) for name in follows}, **figures(p)}
             if efficiency:
                 row["scaling_efficiency"] = efficiency[i]
-            if self.noise_scale_samples is not None:
-                part = statistical_efficiency.efficiency(
-                    self.noise_scale_samples, samples_per_update(p), least
-                )
-                row["statistical_efficiency"] = part
-                row["goodput_samples_per_s"] = part * p.throughput_samples_per_s
+            if statistical:
+                row["statistical_efficiency"] = statistical[i]
+                row["goodput_samples_per_s"] = statistical[i] * p.throughput_samples_per_s
             rows.append({**row, **how(p)})
         return rows
 
@@ -97,10 +95,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : the place cannot be written.
         """
-        text = self.to_frame().to_csv(index=False, lineterminator="\n")
-        if path is not None:
-            files.write(path, text.encode())
-        return text
+        return csv_text(self.to_frame(), path)
 
     def to_dict(self) -> dict[str, Any]:
         """Axes, rows and skipped combinations, as JSON-like values."""
@@ -160,6 +155,13 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
         names = [axis.name for axis in self.axes]
         return next((n for n in [*NATURAL, *names] if n in names and is_number(n)), None)
+
+    def _statistical_efficiency(self) -> list[float]:
+        noise = self.noise_scale_samples
+        if noise is None:
+            return []
+        sizes = [samples_per_update(p) for p in self.predictions]
+        return [statistical_efficiency.efficiency(noise, size, min(sizes)) for size in sizes]
 
     def _scaling_efficiency(self) -> list[float]:
         if "workers" not in [axis.name for axis in self.axes]:

@@ -10,12 +10,11 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli.jobs import JobFlags, job_options
 from perfmodel.cli.options import (
     all_of,
-    check_files,
-    ending,
+    check_outputs,
     one,
     progress,
+    put_out,
     read_number,
-    write_files,
 )
 
 TRAINING = (
@@ -131,9 +130,7 @@ def converge(
     from perfmodel.results.schedule import Schedule
     from perfmodel.studies import convergence
 
-    if csv == "-" and as_json:
-        raise InputError("--csv - and --json: both print; give one of them")
-    check_files(plot, csv if csv != "-" else None)
+    check_outputs(csv, as_json, plot)
     training = convergence.TrainingSetup(
         task=given["task"],
         epochs=given["epochs"],
@@ -160,15 +157,5 @@ def converge(
             found = convergence.retrace(read, training, **how, progress=advance)
         else:
             found = convergence.converge(training, **how, **arguments, progress=advance)
-    written = []
-    if csv is not None and csv != "-":
-        written.append((csv, found.to_csv().encode(), ""))
-    if plot is not None:
-        written.append((plot, found.to_image(ending(plot)), ""))
-    write_files(written)
-    if csv == "-":
-        click.echo(found.to_csv(), nl=False)
-    elif as_json:
-        click.echo(found.to_json())
-    else:
+    if put_out(found, csv, as_json, plot):
         report.convergence(found)

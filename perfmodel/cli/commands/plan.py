@@ -9,17 +9,16 @@ import click
 from perfmodel.cli.jobs import option_values
 from perfmodel.cli.options import (
     all_of,
-    check_files,
-    ending,
+    check_outputs,
     list_of,
     one,
     progress,
+    put_out,
     read_fraction,
     read_jitter,
     read_quantity,
     read_text,
     read_whole,
-    write_files,
 )
 
 LIMITS = {
@@ -138,7 +137,7 @@ def plan(
     \b
     perfmodel plan --model resnet50 --dataset-size 1281167 --epochs 90 --objective cost --deadline 24h
     """  # noqa: E501
-    check_files(plot, csv if csv != "-" else None)
+    check_outputs(csv, as_json, plot)
     from perfmodel.studies.plan_search import PlanLimits
     from perfmodel.studies.planning import plan as choose
 
@@ -155,17 +154,7 @@ def plan(
             limits=limits,
             progress=advance,
         )
-    written: list[tuple[str, bytes, str]] = []
-    if csv is not None and csv != "-":
-        written.append((csv, found.to_csv().encode(), ""))
-    if plot is not None:
-        written.append((plot, found.to_image(ending(plot)), ""))
-    if csv == "-":
-        click.echo(found.to_csv(), nl=False)
-    elif as_json:
-        click.echo(found.to_json())
-    else:
+    if put_out(found, csv, as_json, plot):
         from perfmodel.cli.printing import plan as report
 
         report.plan(found)
-    write_files(written)

@@ -11,9 +11,11 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
 from perfmodel.cli.options import (
     check_files,
+    check_outputs,
     ending,
     one,
     progress,
+    put_out,
     read_number,
     write_files,
 )
@@ -134,23 +136,11 @@ def sweep(
     """
     from perfmodel.studies import sweeps
 
-    if csv == "-" and as_json:
-        raise InputError("--csv - and --json: both print; give one of them")
-    check_files(plot, csv if csv != "-" else None)
+    check_outputs(csv, as_json, plot)
     arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
     with progress() as advance:
         found = sweeps.sweep(**arguments, noise_scale_samples=noise_scale, progress=advance)
-    written = []
-    if csv is not None and csv != "-":
-        written.append((csv, found.to_csv().encode(), ""))
-    if plot is not None:
-        written.append((plot, found.to_image(ending(plot)), ""))
-    write_files(written)
-    if csv == "-":
-        click.echo(found.to_csv(), nl=False)
-    elif as_json:
-        click.echo(found.to_json())
-    else:
+    if put_out(found, csv, as_json, plot):
         from perfmodel.cli.printing import studies
 
         studies.sweep(found)

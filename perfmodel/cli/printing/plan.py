@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.cli.printing.text import bold, dim, show
-from perfmodel.results.plan import HOUR_S, Candidate, Plan, Price, Trade
+from perfmodel.studies.plans import HOUR_S, Candidate, Plan, Price, Trade
 
 WORDS = {
     "cost": "lowest cost",

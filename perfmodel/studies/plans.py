@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfmodel.base import files
+from perfmodel.base.tables import csv_text
 from perfmodel.results.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -213,10 +213,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : the place cannot be written.
         """
-        text = self.to_frame().to_csv(index=False, lineterminator="\n")
-        if path is not None:
-            files.write(path, text.encode())
-        return text
+        return csv_text(self.to_frame(), path)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-like values."""
