@@ -34,3 +34,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with expensive fixtures first: what processes take from each other at the end is
+    single tests without any."""
+    items.sort(key=lambda item: "tests/validation/" not in item.nodeid)

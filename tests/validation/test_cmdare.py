@@ -226,8 +226,9 @@ def test_the_step_times_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_order_and_further_columns_do_not_matter(tmp_path: Path) -> None:
-    turned = [{"when": "today"} | dict(reversed(row.items())) for row in OTHER[::-1]]
-    expected = {c.name: c.predicted for c in cmdare.cases(made(tmp_path, OTHER))}
+    few = OTHER[2:5]
+    turned = [{"when": "today"} | dict(reversed(row.items())) for row in few[::-1]]
+    expected = {c.name: c.predicted for c in cmdare.cases(made(tmp_path, few))}
     assert {c.name: c.predicted for c in cmdare.cases(made(tmp_path, turned))} == expected
 
 
@@ -264,6 +265,7 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # -- the command -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_writes_fits_and_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

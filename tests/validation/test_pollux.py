@@ -104,9 +104,12 @@ def check(source: ModuleType, found: list[Case], figures: tuple[Any, ...]) -> No
         assert error(found, name, 0.5) < min(naive)
 
 
-def test_some_steps_are_met(source: ModuleType, tmp_path: Path) -> None:
-    every, first = rows(DATA / source.ABOUT.folder / placement_rows.FILE), FIGURES[source.SOURCE][0]
-    check(source, source.cases(write(tmp_path, some(every, first[1]))), first)
+def test_some_steps_are_met(tmp_path: Path) -> None:
+    folder, first = DATA / pollux.ABOUT.folder, FIGURES["pollux"][0]
+    if not (folder / placement_rows.FILE).is_file():
+        pytest.skip("the measured steps are not at hand")
+    every = rows(folder / placement_rows.FILE)
+    check(pollux, pollux.cases(write(tmp_path, some(every, first[1]))), first)
 
 
 @pytest.mark.slow
