@@ -16,6 +16,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.engine.warmup import Progress
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.islands import read_devices
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -40,6 +41,9 @@ TOLERANCE = 0.05
 MOST_MAX_OPS = 1e15
 """Largest finite ``max_ops``: what a core simulates in thirty years."""
 
+INSIDE = "allreduce"
+"""Default architecture inside an island."""
+
 Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
 
@@ -57,6 +61,9 @@ def make_job(
     workers: int = 1,
     arch: str = "ps",
     options: Mapping[str, Any] | None = None,
+    island_devices: int | str | None = None,
+    island_arch: str | None = None,
+    island_options: Mapping[str, Any] | None = None,
     jitter: Jitter | float | str | None = None,
     stragglers: Iterable[Straggler] = (),
     start: Start | None = None,
@@ -74,6 +81,9 @@ def make_job(
         file names one.
     bandwidth_bytes_per_s, latency_s : replace those of every node's link.
     arch, options : name of the architecture and its options by name.
+    island_devices : workers are groups of so many devices, as ``"8+8+4"`` unequal ones; by default
+        1. The batch size is then that of a device.
+    island_arch, island_options : how the devices of an island train together; by default allreduce.
     jitter : coefficient of variation of the workers' compute per iteration, a Jitter, or text for
         :meth:`Jitter.parse`.
 
@@ -98,7 +108,7 @@ def make_job(
         start = "staggered" if chosen.asynchronous else "together"
         why = "asynchronous workers drift apart" if start == "staggered" else "synchronous"
         notes.append(Assumption("start", start, "", why))
-    return Job(
+    job = Job(
         workload=resolved,
         cluster=where,
         workers=workers,
@@ -110,6 +120,25 @@ def make_job(
         seed=seed,
         assumptions=(*notes, *of_jitter),
     )
+    return _with_islands(job, island_devices, island_arch, island_options)
+
+
+def _with_islands(
+    job: Job, devices: int | str | None, arch: str | None, options: Mapping[str, Any] | None
+) -> Job:
+    """The job with islands in the place of workers, where these have more than one device."""
+    if devices is None:
+        if arch is not None or options:
+            raise InputError("island_arch, island_options: need island_devices")
+        return job
+    sizes = read_devices(devices, job.workers)
+    name = INSIDE if arch is None else arch
+    if max(sizes) == 1:
+        registry.read_options(registry.find(name)[0], options or {})
+        return job
+    from perfmodel.predicting import islands
+
+    return islands.joined(job_facts.with_layers(job), sizes, name, options or {})
 
 
 def predict(

@@ -16,6 +16,7 @@ from perfmodel.cli.options import (
     items,
     list_of,
     one,
+    read_devices,
     read_fraction,
     read_jitter,
     read_number,
@@ -49,6 +50,9 @@ class JobFlags(NamedTuple):
     staleness_bound: Any
     overlap: bool | None
     options: tuple[str, ...]
+    island_devices: Any
+    island_arch: Any
+    island_options: tuple[str, ...]
     jitter: Any
     stragglers: Any
     start: str | None
@@ -73,6 +77,9 @@ class JobFlags(NamedTuple):
                 arguments.pop(other, None)
         flags = {ARGUMENTS.get(name, name): getattr(self, name) for name in OF_THE_JOB}
         arguments |= {name: value for name, value in flags.items() if value not in (None, ())}
+        inside = option_values(self.island_options, flag="--island-option")
+        if inside:
+            arguments["island_options"] = {**arguments.get("island_options", {}), **inside}
         return {**arguments, "options": {**arguments.get("options", {}), **self._options(lists)}}
 
     def _options(self, lists: bool) -> dict[str, Any]:
@@ -92,7 +99,9 @@ OPTION_FLAGS = ("servers", "sync", "staleness_bound", "overlap")
 """Flags that stand for an option of the architecture."""
 
 OF_THE_JOB = tuple(
-    name for name in JobFlags._fields if name not in ("job", "options", *OPTION_FLAGS)
+    name
+    for name in JobFlags._fields
+    if name not in ("job", "options", "island_options", *OPTION_FLAGS)
 )
 """Flags that stand for an argument of make_job."""
 
@@ -190,6 +199,7 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command
             metavar="KEY=VALUE,..." if lists else "KEY=VALUE",
             help="Any option of the architecture (perfmodel show ARCH); repeatable.",
         ),
+        *_island_options(value),
         value(
             "--jitter",
             read_jitter,
@@ -214,6 +224,31 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command
     )
 
     return all_of((*described, gathered("flags", JobFlags)))
+
+
+def _island_options(value: Callable[..., Any]) -> tuple[Any, ...]:
+    """Those of workers that are groups of devices; ``value`` makes an option with a value."""
+    return (
+        value(
+            "--island-devices",
+            read_devices,
+            "N|N+N",
+            "A worker is a group of N devices; 8+8+4: unequal groups.",
+        ),
+        value(
+            "--island-arch",
+            read_text,
+            "NAME",
+            "Architecture inside such a group.  [default: allreduce]",
+        ),
+        click.option(
+            "--island-option",
+            "island_options",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Any option of the architecture inside; repeatable.",
+        ),
+    )
 
 
 def model_options(default: str, *more: str) -> Callable[[Command], Command]:
@@ -251,7 +286,9 @@ def model_options(default: str, *more: str) -> Callable[[Command], Command]:
     return all_of((*described, gathered("how", ModelFlags)))
 
 
-def option_values(texts: Iterable[str], *, lists: bool = False) -> dict[str, Any]:
+def option_values(
+    texts: Iterable[str], *, lists: bool = False, flag: str = "--option"
+) -> dict[str, Any]:
     """Options of the architecture from KEY=VALUE; with ``lists`` a value may be several.
 
     Raises
@@ -262,8 +299,8 @@ def option_values(texts: Iterable[str], *, lists: bool = False) -> dict[str, Any
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise InputError(f"--option: expected KEY=VALUE, got {text!r}")
+            raise InputError(f"{flag}: expected KEY=VALUE, got {text!r}")
         if key in found:
-            raise InputError(f"--option: {key} is given twice")
-        found[key] = items(value, f"--option {key}") if lists else value
+            raise InputError(f"{flag}: {key} is given twice")
+        found[key] = items(value, f"{flag} {key}") if lists else value
     return found

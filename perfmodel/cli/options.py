@@ -30,6 +30,11 @@ def read_whole(text: str, flag: str) -> int:
         raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
 
 
+def read_devices(text: str, _: str) -> int | str:
+    """Read a number of devices, or one for each group, such as ``8+8+4``."""
+    return int(text) if text.isdecimal() else text
+
+
 def read_number(text: str, flag: str) -> float:
     """Read a number, or inf."""
     try:

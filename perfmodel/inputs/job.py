@@ -13,6 +13,7 @@ from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name,
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.islands import read_devices
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.workload import Workload, expanded, with_handover
 
@@ -111,11 +112,35 @@ class Architecture(Protocol):
         """Its name in files and on the command line."""
 
 
+class Island(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that is a group of devices, and one step of their training inside.
+
+    Attributes
+    ----------
+    job : the training inside, of the island alone.
+    step_s : time of a step of that job.
+    computing : fraction of the step in which a device computes.
+    causes : the rest of the step by cause, as fractions of it.
+    """
+
+    job: Job
+    step_s: float
+    computing: float
+    causes: dict[str, float]
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.job.workers
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A training job: everything that its throughput depends on.
 
     ``options`` are those of the ``architecture``. ``start`` *together* lets all workers begin at
-    once, *staggered* at seeded random offsets. ``assumptions`` are the defaults used.
+    once, *staggered* at seeded random offsets. ``assumptions`` are the defaults used. Where workers
+    are groups of devices these are the ``islands``, one for each; the workload is then a step of
+    the first one, and its batch size that of all its devices.
 
     Raises
     ------
@@ -132,6 +157,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stragglers: tuple[Straggler, ...] = ()
     seed: int = 0
     assumptions: tuple[Assumption, ...] = ()
+    islands: tuple[Island, ...] = ()
 
     def __post_init__(self) -> None:
         whole_number("workers", self.workers, at_most=MOST_WORKERS)
@@ -171,6 +197,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds in which worker ``worker`` loads a batch."""
         node = self.cluster.node_of_worker(worker)
         return self.workload.data_loading_s * self.cluster.loading_slowdown(node, self.workers)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Samples of each kind of worker in a step: of each island, else of any worker."""
+        batch = self.workload.batch_size
+        if not self.islands:
+            return (batch,)
+        return tuple(batch // self.islands[0].devices * one.devices for one in self.islands)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step of all workers."""
+        sizes = self.batch_sizes
+        return sum(sizes) if self.islands else self.workers * sizes[0]
 
     @property
     def path_efficiency(self) -> float:
@@ -222,7 +262,8 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     ``model`` names a model of the catalogue, ``workload`` a workload file; ``cluster`` is a name
     or a file; files are found relative to the job file. ``jitter`` is a number or text such as
-    "lognormal:0.1", ``options`` those of the architecture. Fields left out take their defaults.
+    "lognormal:0.1", ``options`` those of the architecture, and ``island_...`` as in
+    :func:`perfmodel.make_job`. Fields left out take their defaults.
     """
 
     schema: Literal["perfmodel.job/1"] = "perfmodel.job/1"
@@ -237,6 +278,9 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     workers: int | None = None
     arch: str | None = None
     options: dict[str, Any] = {}
+    island_devices: int | str | None = None
+    island_arch: str | None = None
+    island_options: dict[str, Any] = {}
     jitter: str | float | None = None
     stragglers: tuple[Straggler, ...] = ()
     start: Start | None = None
@@ -286,6 +330,9 @@ def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") ->
         raise InputError(f"batch_size and {name}: give one of them")
     workers = whole_number("workers", rest.get("workers", 1))
     whole_number(name, whole)
-    if whole % workers:
-        raise InputError(f"{name}: {whole} samples cannot be shared evenly by {workers} workers")
-    return rest | {"batch_size": whole // workers}
+    devices, what = workers, "workers"
+    if rest.get("island_devices") is not None:
+        devices, what = sum(read_devices(rest["island_devices"], workers)), "devices"
+    if whole % devices:
+        raise InputError(f"{name}: {whole} samples cannot be shared evenly by {devices} {what}")
+    return rest | {"batch_size": whole // devices}

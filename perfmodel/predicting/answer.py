@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfmodel.base.provenance import provenance
 from perfmodel.inputs.job import Job
-from perfmodel.predicting import fine, intervals, job_facts
+from perfmodel.predicting import fine, intervals, islands, job_facts
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Prediction
 
@@ -17,6 +17,8 @@ def prediction_of(
     The timeline of a simulated job may take up to ``max_ops`` operations.
     """
     memory = job_facts.memory_of(job)
+    samples_per_s = islands.samples_per_s(job, outcome)
+    outcome = islands.of_devices(job, outcome)
     return Prediction(
         model=job.workload.name,
         device=job.workload.device,
@@ -24,11 +26,12 @@ def prediction_of(
         architecture=job.architecture.name,
         workers=job.workers,
         batch_size=job.workload.batch_size,
-        global_batch_size=job.workload.batch_size * job.workers,
+        island_devices=tuple(island.devices for island in job.islands),
+        global_batch_size=job.global_batch_size,
         fidelity=outcome.fidelity,
         error_band=outcome.error_band,
-        throughput_samples_per_s=outcome.iterations_per_s * job.workload.batch_size,
-        interval=intervals.interval_of(job, outcome),
+        throughput_samples_per_s=samples_per_s,
+        interval=intervals.interval_of(job, outcome, samples_per_s),
         throughput_ci_fraction=outcome.throughput_ci_fraction,
         iterations=outcome.iterations,
         transient_iterations=outcome.transient_iterations,

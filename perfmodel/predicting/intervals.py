@@ -256,12 +256,12 @@ def slow_links_s(job: Job, found: Found) -> float:
     return found.iteration_s * max(1.0 + (times - 1.0) * waiting, times * busiest)
 
 
-def interval_of(job: Job, found: Outcome) -> Interval:
-    """The interval of a job's outcome, and the contributions to its width."""
+def interval_of(job: Job, found: Outcome, samples_per_s: float) -> Interval:
+    """The interval of a job's outcome and throughput, and the contributions to its width."""
     kind = kind_of(job)
     parts = uncertainty(job, found, LEARNT[kind])
     low_s, high_s = _step_interval(job, found, LEARNT[kind], parts)
-    samples = found.iterations_per_s * job.workload.batch_size * found.iteration_s
+    samples = samples_per_s * found.iteration_s
     return Interval(
         coverage=COVERAGE,
         iteration_s=(low_s, high_s),

@@ -13,7 +13,7 @@ from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.workload import expanded
+from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.results.prediction import Memory, ModelAge, Training
 
 LEAST_STEP_S = 1e-12
@@ -65,15 +65,30 @@ def model_age(job: Job) -> ModelAge | None:
 
 
 def worker_bytes(job: Job) -> float:
-    """Memory of a worker: parameters, gradients, activations and, if the optimizer runs there, its
-    state."""
+    """Memory of a worker, or of a device of an island: parameters, gradients, activations and, if
+    the optimizer runs there, its state."""
+    if job.islands:
+        return max(worker_bytes(island.job) for island in job.islands) + _outer_bytes(job)
     architecture = architecture_of(job)
     if architecture.worker_bytes is not None:
         return architecture.worker_bytes(job)
-    w = job.workload
     on_server = architecture.server_bytes is not None
-    state_bytes = 0.0 if on_server else w.optimizer_state_bytes
-    return 2.0 * w.gradient_bytes + w.activation_bytes + state_bytes
+    w = job.workload
+    return _plain_bytes(w) - (w.optimizer_state_bytes if on_server else 0.0)
+
+
+def _plain_bytes(w: Workload) -> float:
+    """Parameters, gradients, activations and the state of the optimizer."""
+    return 2.0 * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
+
+
+def _outer_bytes(job: Job) -> float:
+    """Memory of each device of an island for the exchange with others, an equal part of it."""
+    architecture = architecture_of(job)
+    if architecture.worker_bytes is None:
+        return 0.0
+    more = max(architecture.worker_bytes(job) - _plain_bytes(job.workload), 0.0)
+    return more / min(island.devices for island in job.islands)
 
 
 def memory_of(job: Job) -> Memory:
@@ -92,7 +107,7 @@ def training_of(job: Job, iterations_per_s: float, totals: TrainingAmount) -> Tr
     if totals.dataset_size is None:
         return None
     times = totals.epochs if totals.epochs is not None else 1
-    iterations = math.ceil(totals.dataset_size / (job.workers * job.workload.batch_size))
+    iterations = math.ceil(totals.dataset_size / (job.global_batch_size))
     epoch_s = iterations * job.workers / iterations_per_s
     return Training(totals.dataset_size, times, iterations, epoch_s, times * epoch_s)
 
@@ -128,4 +143,19 @@ def inputs_of(job: Job) -> dict[str, Any]:
         "jitter": msgspec.to_builtins(job.jitter, enc_hook=float),  # also of a NumPy number
         "stragglers": msgspec.to_builtins(job.stragglers, enc_hook=float),
         "start": job.start,
+    } | _islands_of(job)
+
+
+def _islands_of(job: Job) -> dict[str, Any]:
+    """The islands of a job, and what trains inside them."""
+    if not job.islands:
+        return {}
+    one = job.islands[0].job
+    return {
+        "islands": {
+            "devices": [island.devices for island in job.islands],
+            "architecture": one.architecture.name,
+            "options": finite(msgspec.to_builtins(one.options), "inf"),
+            "step_s": [island.step_s for island in job.islands],
+        }
     }

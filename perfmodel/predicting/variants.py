@@ -130,6 +130,10 @@ def _axis(name: str, values: ArrayLike, *, zero: bool) -> Axis:
 def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
     if "servers" in axes and job.options.server_count == 0:
         raise InputError(f"servers: {job.architecture.name} has none")
+    inside = ("bandwidth_bytes_per_s", "latency_s", "batch_size")
+    for name in inside if job.islands else ():
+        if name in axes:
+            raise InputError(f"{name}: a step inside islands depends on it; make a job of each")
     spare = job.options.spare_workers
     if "workers" in axes and np.any(axes["workers"] <= spare):
         raise InputError(f"workers: expected more than the {spare} backup workers")

@@ -185,6 +185,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     fidelity : *fine* for a simulation, *coarse* for formulas.
     error_band : of a coarse prediction; None for a fine one.
+    island_devices : devices of each worker, where workers are groups of devices; ``batch_size`` is
+        that of the first, and idleness and memory are those of devices.
     throughput_samples_per_s : samples that all workers process per second.
     interval : of a measured run in 9 of 10 cases, see :mod:`perfmodel.predicting.intervals`.
     throughput_ci_fraction : half-width of the 95 % confidence interval of the simulation, as a
@@ -214,6 +216,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     batch_size: int
     global_batch_size: int
+    island_devices: tuple[int, ...] = ()
     fidelity: str
     error_band: ErrorBand | None
     throughput_samples_per_s: float

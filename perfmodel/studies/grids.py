@@ -41,13 +41,15 @@ ARGUMENTS = (
     "seed",
     "arch",
     "options",
+    "island_arch",
+    "island_devices",
     "workers",
 )
 """Arguments that a sweep may vary, from the slowest to the fastest."""
 
 NAMED = (
     *("model", "workload", "device", "precision", "cluster", "arch", "architecture"),
-    *("sync", "start", "algorithm", "fidelity"),
+    *("sync", "start", "algorithm", "fidelity", "island_arch"),
 )
 """Axes whose values are shown without a name."""
 
@@ -237,6 +239,8 @@ def _label(name: str, value: Any) -> str:
         return f"{value} {name if value != 1 else name.removesuffix('s')}"
     if name in ("batch_size", "global_batch_size"):
         return f"{name.removesuffix('_size').replace('_', ' ')} {value}"
+    if name == "island_devices":
+        return f"islands of {value}"
     unit = dimension_of(name)
     if unit is not None and isinstance(value, (int, float)) and math.isfinite(value):
         what = name.removesuffix(f"_{unit}").replace("_", " ")
@@ -383,5 +387,6 @@ def _job(arguments: dict[str, Any], workloads: dict[tuple[Any, ...], Workload]) 
         rest = {name: value for name, value in arguments.items() if name not in of}
         return api.make_job(workload=workloads[key], **rest)
     job = api.make_job(**arguments)
-    workloads[key] = job.workload
+    if not job.islands:
+        workloads[key] = job.workload
     return job

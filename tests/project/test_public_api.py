@@ -109,6 +109,7 @@ PREDICTION: dict[str, Any] = {
     "workers": WHOLE,
     "batch_size": WHOLE,
     "global_batch_size": WHOLE,
+    "island_devices": [WHOLE],
     "fidelity": TEXT,
     "error_band": NOTHING,
     "throughput_samples_per_s": NUMBER,

@@ -89,11 +89,25 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
 
 def title(p: Prediction) -> str:
     """The job in a line."""
+    workers, unit = f"{p.workers} x {p.device}", "worker"
+    if p.island_devices:
+        workers, unit = f"{_groups(p.island_devices)} x {p.device}", "island"
     return (
-        f"{bold(p.model)} on {p.workers} x {p.device}, {p.architecture}, "
-        f"batch {p.batch_size} per worker ({p.global_batch_size} in all), "
+        f"{bold(p.model)} on {workers}, {p.architecture}, "
+        f"batch {p.batch_size} per {unit} ({p.global_batch_size} in all), "
         f"compute times {bold(p.quality)}"
     )
+
+
+def _groups(devices: Sequence[int]) -> str:
+    """Islands of so many devices each.
+
+    >>> _groups((8, 8, 8)), _groups((8, 4))
+    ('3 islands of 8', 'islands of 8+4')
+    """
+    if len(set(devices)) == 1:
+        return f"{len(devices)} island{'s' * (len(devices) > 1)} of {devices[0]}"
+    return f"islands of {'+'.join(map(str, devices))}"
 
 
 def certainty(p: Prediction) -> str:

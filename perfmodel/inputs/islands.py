@@ -1,0 +1,136 @@
+"""The nodes and links of islands: workers that are groups of devices."""
+
+from __future__ import annotations
+
+import msgspec
+
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.inputs.cluster import Cluster, Link, NodeOverride
+
+MOST_DEVICES = 100_000
+"""Devices of an island; a limit that catches typing errors."""
+
+
+def read_devices(given: int | str, islands: int) -> tuple[int, ...]:
+    """Devices of each of so many islands: one number for all, or text such as ``8+8+4``.
+
+    >>> read_devices("8+4", 2)
+    (8, 4)
+
+    Raises
+    ------
+    InputError : not a number from 1 on, or not one for each island.
+    """
+    name = "island_devices"
+    if not isinstance(given, str):
+        return (whole_number(name, given, at_most=MOST_DEVICES),) * islands
+    try:
+        found = tuple(int(part) for part in given.split("+"))
+    except ValueError:
+        raise InputError(
+            f"{name}: cannot read {given!r}; expected a number such as 8, or one for each "
+            "island such as 8+8+4"
+        ) from None
+    for count in found:
+        whole_number(name, count, at_most=MOST_DEVICES)
+    if len(found) == 1:
+        return found * islands
+    if len(found) != islands:
+        raise InputError(f"{name}: {given} are {len(found)} islands, workers are {islands}")
+    return found
+
+
+class Places(msgspec.Struct, frozen=True):
+    """The nodes of islands: the ``first`` node of each, and how ``many`` it has, (islands,).
+
+    ``together`` islands share a node: more than 1 only where all have the same number of devices,
+    which divides that of a node. Else each begins on a node of its own.
+    """
+
+    first: tuple[int, ...]
+    many: tuple[int, ...]
+    together: int = 1
+
+
+def places_of(cluster: Cluster, devices: tuple[int, ...]) -> Places:
+    """The nodes of islands with so many ``devices`` each, (islands,).
+
+    Raises
+    ------
+    InputError : they do not fit on the cluster; the cluster says how many devices of each node a
+        job has, which islands decide.
+    """
+    if cluster.devices_on_nodes:
+        raise InputError("islands: devices_on_nodes of the cluster cannot be combined with them")
+    each, one = cluster.devices_per_node, devices[0]
+    if len(set(devices)) == 1 and each % one == 0:
+        together = each // one
+        first = tuple(i // together for i in range(len(devices)))
+        found = Places(first, (1,) * len(devices), together)
+    else:
+        many = tuple(-(-count // each) for count in devices)
+        found = Places(tuple(sum(many[:i]) for i in range(len(many))), many)
+    needed = found.first[-1] + found.many[-1]
+    if cluster.nodes is not None and needed > cluster.nodes:
+        text = "+".join(map(str, devices)) if len(set(devices)) > 1 else f"{len(devices)} x {one}"
+        raise InputError(
+            f"islands: {text} devices need {needed} nodes, cluster {cluster.name!r} has "
+            f"{cluster.nodes} of {each} devices"
+        )
+    return found
+
+
+def inside(cluster: Cluster, first: int, many: int) -> Cluster:
+    """The nodes of one island, ``many`` from ``first`` on; servers inside are beside them."""
+    overrides = tuple(
+        msgspec.structs.replace(override, node=override.node - first)
+        for override in cluster.overrides
+        if first <= override.node < first + many
+    )
+    return msgspec.structs.replace(cluster, nodes=None, overrides=overrides)
+
+
+def among(
+    cluster: Cluster, places: Places, devices: tuple[int, ...], speeds: tuple[float, ...]
+) -> Cluster:
+    """The cluster that islands see: each is one device, alone on a node unless it shares one.
+
+    The devices of an island exchange a part each, so that it has the links of all of them together
+    as one. ``speeds`` are those of islands relative to the first, (islands,). Measured collectives
+    of devices are none of islands; contention inside an island is a part of its step.
+    """
+    each = places.together
+    widths = [max(cluster.nics_per_node // each, 1) * many for many in places.many]
+    links = [
+        _together([cluster.nic_of(node) for node in range(first, first + many)], width)
+        for first, many, width in zip(places.first, places.many, widths, strict=True)
+    ]
+    overrides = tuple(
+        NodeOverride(i, None if links[k] == links[0] else links[k], speeds[k])
+        for i, k in enumerate(range(0, len(devices), each))
+        if links[k] != links[0] or speeds[k] != 1.0
+    )
+    flow, ports = cluster.flow_bytes_per_s, cluster.intra_node
+    if ports is not None and ports.kind == "per_device":
+        rate = ports.bandwidth_bytes_per_s * devices[0]
+        ports = msgspec.structs.replace(ports, bandwidth_bytes_per_s=rate)
+    return msgspec.structs.replace(
+        cluster,
+        nic=links[0],
+        nodes=None if cluster.nodes is None else -(-len(devices) // each),
+        devices_per_node=each,
+        nics_per_node=min(cluster.nics_per_node, each),
+        intra_node=ports if each > 1 else None,
+        overrides=overrides,
+        collectives=(),
+        slowdown_per_neighbour=0.0,
+        loaders_per_node=None,
+        flow_bytes_per_s=None if flow is None else flow * min(devices),
+    )
+
+
+def _together(links: list[Link], width: int) -> Link:
+    """The links of several nodes as one; ``width`` are used on all of them together."""
+    goodput = sum(link.goodput_bytes_per_s for link in links) / len(links)
+    efficiency = links[0].efficiency
+    return Link(goodput / efficiency * width, max(link.latency_s for link in links), efficiency)

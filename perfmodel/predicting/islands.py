@@ -1,0 +1,181 @@
+"""A job whose workers are islands: an inner job in each, an outer one among them.
+
+The time of a step inside an island is that of its inner job, predicted alone. In the outer job an
+island is a worker whose computation takes that long, with the links of its nodes. So any two
+architectures can be combined, and neither knows of the other. What this leaves out: both use the
+links between nodes at the same time, where an island has several nodes and exchanges during a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures import registry
+from perfmodel.architectures.base import Architecture, architecture_of
+from perfmodel.base.errors import InputError
+from perfmodel.base.provenance import Assumption
+from perfmodel.base.units import show
+from perfmodel.inputs.islands import Places, among, inside, places_of
+from perfmodel.inputs.job import Island, Jitter, Job
+from perfmodel.inputs.options import Options
+from perfmodel.predicting import coarse, fine, job_facts
+from perfmodel.results.outcome import Outcome
+from perfmodel.results.prediction import Idle
+
+REL_CI = 0.002
+"""Half-width of the 95 % confidence interval of a step inside, as a fraction."""
+
+DRAWS = 64
+"""Values that stand for the slowest device's computation."""
+
+
+def joined(flat: Job, devices: tuple[int, ...], arch: str, given: Mapping[str, Any]) -> Job:
+    """The outer job, with islands of so many ``devices`` each in the place of workers.
+
+    Parameters
+    ----------
+    flat : the job with devices in the place of islands; its batch size is that of a device.
+    devices : of each island, (workers,).
+    arch, given : the architecture inside and its options by name.
+
+    Raises
+    ------
+    InputError : an architecture inside that does not keep one model; islands that do not fit on
+        the cluster; options that are none of the architecture.
+    """
+    architecture, preset = registry.find(arch)
+    options = registry.read_options(architecture, {**preset, **given})
+    places = places_of(flat.cluster, devices)
+    made: dict[Any, Island] = {}
+    islands = []
+    for first, many, count in zip(places.first, places.many, devices, strict=True):
+        where = inside(flat.cluster, first, many)
+        alike = (count, many, where.overrides)
+        if alike not in made:
+            made[alike] = island_of(_inner(flat, architecture, options, where, count))
+        islands.append(made[alike])
+    return _outer(flat, tuple(islands), places)
+
+
+def _inner(
+    flat: Job, architecture: Architecture, options: Options, where: Any, devices: int
+) -> Job:
+    """The job inside one island."""
+    workload = flat.workload
+    if _updates_on_servers(flat):
+        workload = msgspec.structs.replace(workload, optimizer_s=0.0)
+    job = Job(
+        workload=workload,
+        cluster=where,
+        workers=devices,
+        architecture=architecture,
+        options=options,
+        jitter=flat.jitter,
+        seed=flat.seed,
+    )
+    recorded = architecture.meaning
+    if options.asynchronous or recorded is None or not recorded(job)[0].central:
+        raise InputError(
+            f"island_arch: workers of {architecture.name} have models of their own; inside an "
+            "island there is one (such as allreduce, fsdp, or ps with sync=bsp)"
+        )
+    return job_facts.with_layers(job)
+
+
+def _updates_on_servers(job: Job) -> bool:
+    """Whether the optimizer runs on servers."""
+    outer = architecture_of(job)
+    return outer.server_bytes is not None and outer.worker_bytes is None
+
+
+def island_of(job: Job) -> Island:
+    """An island, given its inner job: by formulas where these are exact, else simulated."""
+    model = architecture_of(job).coarse
+    exact = model is not None and coarse.error_band(job).p90 == 0.0
+    found = coarse.predict(job) if exact else fine.predict(job, rel_ci=REL_CI)
+    return Island(
+        job=job,
+        step_s=found.iteration_s,
+        computing=1.0 - found.idle_fraction.mean,
+        causes=found.idle_fraction.by_cause,
+    )
+
+
+def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
+    """The job among islands."""
+    one = islands[0]
+    speeds = tuple(one.step_s / island.step_s for island in islands)
+    devices = tuple(island.devices for island in islands)
+    profiled = one.job.workload
+    workload = profiled.scaled("compute_s", one.step_s / profiled.compute_s)
+    workload = msgspec.structs.replace(
+        workload, batch_size=flat.workload.batch_size * one.devices, data_loading_s=0.0
+    )
+    step = f"{one.job.architecture.name} among {one.devices}, {show(one.step_s, 's')} a step"
+    cluster = among(flat.cluster, places, devices, speeds)
+    return msgspec.structs.replace(
+        flat,
+        workload=workload,
+        cluster=cluster,
+        jitter=_jitter(flat.jitter, one),
+        islands=islands,
+        assumptions=(
+            *flat.assumptions,
+            Assumption("island", step, "", "predicted alone; its links are one to other islands"),
+        ),
+    )
+
+
+def _jitter(own: Jitter | None, island: Island) -> Jitter | None:
+    """The spread of an island's step: that of its slowest device, in the part that computes."""
+    if own is None or own.cv == 0.0 or island.devices == 1:
+        return own
+    from perfmodel.phases.quantities import iteration_cv
+    from perfmodel.theory.order_statistics import quantiles_of_order_statistic
+
+    n, cv = island.devices, iteration_cv(island.job)
+    kind = own.kind if own.kind != "measured" else "lognormal"
+    values, weights = quantiles_of_order_statistic(n, n, cv, kind, DRAWS)
+    spread = math.sqrt(float(weights @ (values - weights @ values) ** 2))
+    return Jitter(spread * island.job.workload.compute_s / island.step_s)
+
+
+def of_devices(job: Job, found: Outcome) -> Outcome:
+    """The outcome of the outer job, with idleness and computation of devices, not of islands."""
+    if not job.islands:
+        return found
+    active = 1.0 - np.array(found.idle_fraction.per_worker)
+    computing = np.array([island.computing for island in job.islands])
+    devices = np.array([island.devices for island in job.islands], float)
+    share = devices / devices.sum()
+    causes = dict(found.idle_fraction.by_cause)
+    for island, part in zip(job.islands, active * share, strict=True):
+        for cause, fraction in island.causes.items():
+            causes[cause] = causes.get(cause, 0.0) + float(part) * fraction
+    idle = 1.0 - active * computing
+    mean = float(idle @ share)
+    waiting = causes.get("network", 0.0) + causes.get("server", 0.0)
+    return msgspec.structs.replace(
+        found,
+        idle_fraction=Idle(mean=mean, per_worker=tuple(idle.tolist()), by_cause=causes),
+        compute_s=(1.0 - mean) * found.iteration_s,
+        exposed_communication_s=waiting * found.iteration_s,
+    )
+
+
+def samples_per_s(job: Job, found: Outcome) -> float:
+    """Samples of all workers per second, before :func:`of_devices`.
+
+    Islands of different sizes: each iterates as often as its active time has room for steps.
+    """
+    sizes = job.batch_sizes
+    if len(set(sizes)) == 1:
+        return found.iterations_per_s * sizes[0]
+    steps_s = np.array([island.step_s for island in job.islands])
+    rates = (1.0 - np.array(found.idle_fraction.per_worker)) / steps_s
+    return found.iterations_per_s * float(np.average(sizes, weights=rates))

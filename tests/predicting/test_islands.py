@@ -1,0 +1,225 @@
+"""Workers that are groups of devices: worked by hand, and the same as what they are made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+import perfmodel as pm
+from perfmodel.cli import cli
+from perfmodel.inputs.job import read_job
+from perfmodel.predicting import islands
+from tests.jobs import ALL, ALL_IDS, workload
+
+ONE = {"bucketing": "one"}
+
+
+def nodes(devices: int, **more: Any) -> pm.Cluster:
+    """Links of 1 byte/s between nodes, and ports of 4 bytes/s inside."""
+    return pm.Cluster(
+        **{
+            "name": "nodes",
+            "nic": pm.Link(1.0),
+            "devices_per_node": devices,
+            "intra_node": pm.IntraNode(4.0, kind="per_device"),
+            "source": pm.Source("exact", "by hand"),
+        }
+        | more
+    )
+
+
+def job(devices: int | str | None, where: pm.Cluster, **more: Any) -> pm.Job:
+    given = {"workers": 2, "arch": "local_sgd", "options": {"period": 2}} | more
+    work = workload([1.0], [2.0], [8.0], batch_size=5)
+    return pm.make_job(workload=work, cluster=where, island_devices=devices, **given)
+
+
+# -- by hand ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fidelity", ["fine", "coarse"])
+def test_two_islands_of_two(fidelity: pm.api.Fidelity) -> None:
+    """Inside, 8 bytes at 4 bytes/s follow 3 s of computing: 5 s. Two such steps, and 8 s in which
+    8 bytes leave each node: 18 s for two iterations of 4 x 5 samples."""
+    found = pm.predict(job(2, nodes(2), island_options=ONE), fidelity=fidelity)
+    assert found.iteration_s == pytest.approx(9.0)
+    assert found.throughput_samples_per_s == pytest.approx(20.0 / 9.0)
+    assert found.compute_s == pytest.approx(3.0)
+    assert found.idle_fraction.mean == pytest.approx(6.0 / 9.0)
+    assert found.idle_fraction.by_cause == {"network": pytest.approx(6.0 / 9.0)}
+    assert (found.batch_size, found.global_batch_size) == (10, 20)
+    assert found.island_devices == (2, 2)
+
+
+def test_an_island_has_the_links_of_all_its_nodes() -> None:
+    """Four devices on two nodes: rings of 12 bytes over each NIC take 12 s inside; two NICs carry
+    the 8 bytes of an exchange in 4 s."""
+    found = job(4, nodes(2), island_options={"algorithm": "ring", **ONE})
+    assert found.islands[0].step_s == pytest.approx(3.0 + 12.0)
+    assert found.cluster.nic.goodput_bytes_per_s == pytest.approx(2.0)
+    assert pm.predict(found).iteration_s == pytest.approx(15.0 + 4.0 / 2.0)
+
+
+def test_islands_share_a_node() -> None:
+    """Two islands of two devices on a node of four: the exchange goes over their ports."""
+    found = job(2, nodes(4), island_options=ONE)
+    assert found.cluster.nodes_for(2) == 1
+    assert pm.predict(found).iteration_s == pytest.approx(5.0 + 8.0 / 8.0 / 2.0)
+
+
+def test_unequal_islands() -> None:
+    """Of two devices and of one: the second waits 2 s in each step; 15 samples in 9 s."""
+    found = job("2+1", nodes(2), island_options=ONE)
+    assert [island.step_s for island in found.islands] == pytest.approx([5.0, 3.0])
+    predicted = pm.predict(found)
+    assert predicted.iteration_s == pytest.approx(9.0)
+    assert predicted.throughput_samples_per_s == pytest.approx(15.0 / 9.0)
+    assert predicted.idle_fraction.per_worker == pytest.approx((6.0 / 9.0, 6.0 / 9.0))
+
+
+def test_samples_count_by_rate_where_nothing_is_waited_for() -> None:
+    """Without waiting for each other, of a server whose links are fast: 10 samples in 5 s and 5 in
+    3 s."""
+    fast = nodes(2, nic=pm.Link(1e9))
+    found = job("2+1", fast, arch="ps", options={"sync": "asp"}, island_options=ONE)
+    assert pm.predict(found).throughput_samples_per_s == pytest.approx(10 / 5 + 5 / 3, rel=1e-3)
+
+
+def test_a_slow_node_makes_a_slow_island() -> None:
+    slow = nodes(2, overrides=(pm.NodeOverride(1, speed=0.5),))
+    found = job(2, slow, island_options=ONE)
+    assert [island.step_s for island in found.islands] == pytest.approx([5.0, 8.0])
+    assert pm.predict(found).iteration_s == pytest.approx(8.0 + 4.0)
+
+
+def test_the_slowest_device_of_an_island_sets_its_jitter() -> None:
+    """The spread of an island's step is less than that of a device: extremes are alike."""
+    fast = nodes(8, intra_node=None)
+    alone, many = (job(n, fast, jitter=0.1, island_options=ONE) for n in (1, 8))
+    assert alone.jitter == pm.Jitter(0.1)
+    assert many.jitter is not None
+    assert 0.04 < many.jitter.cv < 0.08
+    assert many.islands[0].step_s > 3.0 * 1.1
+
+
+# -- what they are made of -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
+def test_islands_of_one_device_are_the_flat_job(arch: str, options: dict[str, Any]) -> None:
+    one, flat = (
+        pm.make_job(model="alexnet", workers=3, arch=arch, options=options, **more)
+        for more in ({"island_devices": 1}, {})
+    )
+    assert one == flat
+
+
+@pytest.mark.parametrize("arch", ["local_sgd", "ps", "easgd", "allreduce", "gosgd"])
+def test_as_composed_islands_of_one_device_are_it_too(arch: str) -> None:
+    flat = pm.make_job(model="alexnet", workers=3, arch=arch)
+    composed = islands.joined(flat, (1, 1, 1), "allreduce", {})
+    assert composed.islands
+    expected, found = (pm.predict(each, fidelity="coarse") for each in (flat, composed))
+    assert found.iteration_s == pytest.approx(expected.iteration_s, rel=1e-9)
+    assert found.idle_fraction.mean == pytest.approx(expected.idle_fraction.mean, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"), [("allreduce", {}), ("fsdp", {"stage": 2}), ("p2p", {}), ("bsp", {})]
+)
+def test_a_step_inside_is_that_of_the_architecture_alone(
+    arch: str, options: dict[str, Any]
+) -> None:
+    given: dict[str, Any] = {"model": "gpt2-small", "device": "a100", "cluster": "dgx-a100"}
+    found = pm.make_job(
+        **given, workers=2, arch="gosgd", island_devices=4, island_arch=arch, island_options=options
+    )
+    alone = pm.predict(pm.make_job(**given, workers=4, arch=arch, options=options))
+    island = found.islands[0]
+    assert island.step_s == pytest.approx(alone.iteration_s, rel=1e-12)
+    assert 1.0 - island.computing == pytest.approx(alone.idle_fraction.mean, abs=1e-12)
+    assert pm.predict(found, fidelity="coarse").memory.worker_bytes >= alone.memory.worker_bytes
+
+
+def test_canary_a_step_that_is_too_long() -> None:
+    found = job(2, nodes(2), island_options=ONE)
+    slower = msgspec.structs.replace(found, workload=found.workload.scaled("compute_s", 1.01))
+    assert pm.predict(slower).iteration_s != pytest.approx(9.0)
+
+
+def test_the_optimizer_of_servers_is_not_run_inside() -> None:
+    work = workload([1.0], [2.0], [8.0], optimizer_s=1.0)
+    for arch, expected in (("ps", 5.0), ("local_sgd", 6.0)):
+        made = pm.make_job(
+            workload=work, cluster=nodes(2), workers=2, arch=arch, island_devices=2,
+            island_options=ONE,
+        )  # fmt: skip
+        assert made.islands[0].step_s == pytest.approx(expected)
+
+
+# -- files, command line, Python -------------------------------------------------------------------
+
+
+def test_all_ways_say_the_same(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "model": "resnet18",
+        "workers": 2,
+        "arch": "local_sgd",
+        "island_devices": "2+1",
+        "island_arch": "fsdp",
+        "island_options": {"stage": 2},
+    }
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({"schema": "perfmodel.job/1", **given}))
+    expected = pm.predict(pm.make_job(**given)).throughput_samples_per_s
+    flags = [
+        *("predict", "--model", "resnet18", "--workers", "2", "--arch", "local_sgd", "--json"),
+        *("--island-devices", "2+1", "--island-arch", "fsdp", "--island-option", "stage=2"),
+    ]
+    for words in (["predict", "--job", str(path), "--json"], flags):
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["throughput_samples_per_s"] == expected
+    assert pm.make_job(**read_job(path)) == pm.make_job(**given)
+
+
+def test_sweeps_vary_islands() -> None:
+    found = pm.sweep(
+        model="resnet18", workers=2, arch="local_sgd", island_devices=[1, 2, 4], fidelity="coarse"
+    )
+    assert [p.global_batch_size for p in found.predictions] == [
+        2 * n * found.predictions[0].batch_size for n in (1, 2, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"island_devices": 0}, "island_devices: must be"),
+        ({"island_devices": "2x"}, "cannot read '2x'"),
+        ({"island_devices": "2+2+2"}, "2+2+2 are 3 islands, workers are 2"),
+        ({"island_arch": "fsdp"}, "need island_devices"),
+        ({"island_devices": 2, "island_arch": "fdsp"}, "did you mean 'fsdp'?"),
+        ({"island_devices": 2, "island_arch": "asp"}, "have models of their own"),
+        ({"island_devices": 2, "island_arch": "d_psgd"}, "have models of their own"),
+        ({"island_devices": 2, "island_options": {"stage": 2}}, "does not apply to allreduce"),
+        ({"island_devices": 8, "cluster": nodes(2, nodes=4)}, "need 8 nodes"),
+        ({"island_devices": 2, "cluster": nodes(2, devices_on_nodes=(1,))}, "devices_on_nodes"),
+    ],
+)
+def test_mistakes_are_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(pm.InputError) as error:
+        pm.make_job(**{"model": "alexnet", "workers": 2, "arch": "local_sgd"} | given)
+    assert said in str(error.value)
+
+
+def test_variants_that_change_a_step_inside_are_refused() -> None:
+    found = job(2, nodes(2), island_options=ONE)
+    assert pm.evaluate(found, workers=[2, 4]).iteration_s == pytest.approx([9.0, 5.0 + 12.0 / 2.0])
+    with pytest.raises(pm.InputError, match="make a job of each"):
+        pm.evaluate(found, batch_size=[1, 2])
