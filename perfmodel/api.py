@@ -16,7 +16,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.engine.warmup import Progress
 from perfmodel.inputs import catalogue
 from perfmodel.inputs.cluster import Cluster, Link
-from perfmodel.inputs.islands import read_devices
+from perfmodel.inputs.islands import ONE_STEP, Steps, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
@@ -62,6 +62,7 @@ def make_job(
     arch: str = "ps",
     options: Mapping[str, Any] | None = None,
     island_devices: int | str | None = None,
+    island_steps: int | str | None = None,
     island_arch: str | None = None,
     island_options: Mapping[str, Any] | None = None,
     jitter: Jitter | float | str | None = None,
@@ -83,6 +84,8 @@ def make_job(
     arch, options : name of the architecture and its options by name.
     island_devices : workers are groups of so many devices, as ``"8+8+4"`` unequal ones; by default
         1. The batch size is then that of a device.
+    island_steps : steps that each group does from one exchange with others to the next, by default
+        1; ``"equal:100"``: 100 of the fastest, and so many of others as take equally long.
     island_arch, island_options : how the devices of an island train together; by default allreduce.
     jitter : coefficient of variation of the workers' compute per iteration, a Jitter, or text for
         :meth:`Jitter.parse`.
@@ -120,25 +123,29 @@ def make_job(
         seed=seed,
         assumptions=(*notes, *of_jitter),
     )
-    return _with_islands(job, island_devices, island_arch, island_options)
+    if island_devices is None and (island_arch is not None or island_options):
+        raise InputError("island_arch, island_options: need island_devices")
+    steps = ONE_STEP if island_steps is None else read_steps(island_steps)
+    sizes = read_devices(1 if island_devices is None else island_devices, workers)
+    return _with_islands(job, sizes, steps, island_arch, island_options)
 
 
 def _with_islands(
-    job: Job, devices: int | str | None, arch: str | None, options: Mapping[str, Any] | None
+    job: Job,
+    sizes: tuple[int, ...],
+    steps: Steps,
+    arch: str | None,
+    options: Mapping[str, Any] | None,
 ) -> Job:
-    """The job with islands in the place of workers, where these have more than one device."""
-    if devices is None:
-        if arch is not None or options:
-            raise InputError("island_arch, island_options: need island_devices")
-        return job
-    sizes = read_devices(devices, job.workers)
+    """The job with islands in the place of workers, where these have more than one device, or do
+    more than one step."""
     name = INSIDE if arch is None else arch
-    if max(sizes) == 1:
+    if max(sizes) == steps.most == 1:
         registry.read_options(registry.find(name)[0], options or {})
         return job
     from perfmodel.predicting import islands
 
-    return islands.joined(job_facts.with_layers(job), sizes, name, options or {})
+    return islands.joined(job_facts.with_layers(job), sizes, name, options or {}, steps)
 
 
 def predict(

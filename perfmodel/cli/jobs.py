@@ -16,7 +16,7 @@ from perfmodel.cli.options import (
     items,
     list_of,
     one,
-    read_devices,
+    read_count,
     read_fraction,
     read_jitter,
     read_number,
@@ -51,6 +51,7 @@ class JobFlags(NamedTuple):
     overlap: bool | None
     options: tuple[str, ...]
     island_devices: Any
+    island_steps: Any
     island_arch: Any
     island_options: tuple[str, ...]
     jitter: Any
@@ -231,9 +232,15 @@ def _island_options(value: Callable[..., Any]) -> tuple[Any, ...]:
     return (
         value(
             "--island-devices",
-            read_devices,
+            read_count,
             "N|N+N",
             "A worker is a group of N devices; 8+8+4: unequal groups.",
+        ),
+        value(
+            "--island-steps",
+            read_count,
+            "H|equal:H",
+            "Steps of each group between two exchanges; equal: slower groups do fewer.",
         ),
         value(
             "--island-arch",

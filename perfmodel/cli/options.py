@@ -30,8 +30,8 @@ def read_whole(text: str, flag: str) -> int:
         raise InputError(f"{flag}: expected a whole number, got {text!r}") from None
 
 
-def read_devices(text: str, _: str) -> int | str:
-    """Read a number of devices, or one for each group, such as ``8+8+4``."""
+def read_count(text: str, _: str) -> int | str:
+    """Read a number, or text such as ``8+8+4`` or ``equal:100``."""
     return int(text) if text.isdecimal() else text
 
 

@@ -40,6 +40,41 @@ def read_devices(given: int | str, islands: int) -> tuple[int, ...]:
     return found
 
 
+class Steps(msgspec.Struct, frozen=True):
+    """Steps of an island from one exchange to the next: ``most`` of the fastest and, where all are
+    to take ``equal_time``, fewer of slower ones (dynamic local updates of Liu and others)."""
+
+    most: int = 1
+    equal_time: bool = False
+
+
+ONE_STEP = Steps()
+
+MOST_STEPS = 1_000_000
+"""Steps from one exchange to the next; a limit that catches typing errors."""
+
+
+def read_steps(given: int | str) -> Steps:
+    """Steps of each island: a number, or text such as ``equal:100``.
+
+    >>> read_steps("equal:100")
+    Steps(most=100, equal_time=True)
+
+    Raises
+    ------
+    InputError : not a number from 1 on.
+    """
+    text = given if isinstance(given, str) else ""
+    word, colon, count = text.rpartition(":")
+    if (colon and word != "equal") or (text and not count.isdecimal()):
+        raise InputError(
+            f"island_steps: cannot read {given!r}; expected a number such as 100, or equal:100, "
+            "where slower islands do fewer steps in the same time"
+        )
+    steps = int(count) if text else given
+    return Steps(whole_number("island_steps", steps, at_most=MOST_STEPS), bool(colon))
+
+
 class Places(msgspec.Struct, frozen=True):
     """The nodes of islands: the ``first`` node of each, and how ``many`` it has, (islands,).
 
@@ -96,8 +131,9 @@ def among(
     """The cluster that islands see: each is one device, alone on a node unless it shares one.
 
     The devices of an island exchange a part each, so that it has the links of all of them together
-    as one. ``speeds`` are those of islands relative to the first, (islands,). Measured collectives
-    of devices are none of islands; contention inside an island is a part of its step.
+    as one; so have the nodes of servers, which come after. ``speeds`` are those of islands relative
+    to the first, (islands,). Measured collectives of devices are none of islands; contention inside
+    an island is a part of its step.
     """
     each = places.together
     widths = [max(cluster.nics_per_node // each, 1) * many for many in places.many]
@@ -105,11 +141,18 @@ def among(
         _together([cluster.nic_of(node) for node in range(first, first + many)], width)
         for first, many, width in zip(places.first, places.many, widths, strict=True)
     ]
-    overrides = tuple(
+    overrides = [
         NodeOverride(i, None if links[k] == links[0] else links[k], speeds[k])
         for i, k in enumerate(range(0, len(devices), each))
         if links[k] != links[0] or speeds[k] != 1.0
-    )
+    ]
+    used, count = places.first[-1] + places.many[-1], -(-len(devices) // each)
+    width = max(cluster.nics_per_node // each, 1)
+    overrides += [
+        NodeOverride(o.node - used + count, None if o.nic is None else _together([o.nic], width))
+        for o in cluster.overrides
+        if o.node >= used  # of servers
+    ]
     flow, ports = cluster.flow_bytes_per_s, cluster.intra_node
     if ports is not None and ports.kind == "per_device":
         rate = ports.bandwidth_bytes_per_s * devices[0]
@@ -117,11 +160,11 @@ def among(
     return msgspec.structs.replace(
         cluster,
         nic=links[0],
-        nodes=None if cluster.nodes is None else -(-len(devices) // each),
+        nodes=None if cluster.nodes is None else cluster.nodes - used + count,
         devices_per_node=each,
         nics_per_node=min(cluster.nics_per_node, each),
         intra_node=ports if each > 1 else None,
-        overrides=overrides,
+        overrides=tuple(overrides),
         collectives=(),
         slowdown_per_neighbour=0.0,
         loaders_per_node=None,

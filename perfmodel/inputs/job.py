@@ -121,17 +121,29 @@ class Island(msgspec.Struct, frozen=True, kw_only=True):
     step_s : time of a step of that job.
     computing : fraction of the step in which a device computes.
     causes : the rest of the step by cause, as fractions of it.
+    steps : from one exchange with other islands to the next.
     """
 
     job: Job
     step_s: float
     computing: float
     causes: dict[str, float]
+    steps: int = 1
 
     @property
     def devices(self) -> int:
         """Number of devices."""
         return self.job.workers
+
+    @property
+    def round_s(self) -> float:
+        """Time of the steps from one exchange to the next."""
+        return self.step_s * self.steps
+
+    @property
+    def samples(self) -> int:
+        """Samples from one exchange to the next, for each of a device's batch."""
+        return self.devices * self.steps
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,8 +151,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     ``options`` are those of the ``architecture``. ``start`` *together* lets all workers begin at
     once, *staggered* at seeded random offsets. ``assumptions`` are the defaults used. Where workers
-    are groups of devices these are the ``islands``, one for each; the workload is then a step of
-    the first one, and its batch size that of all its devices.
+    are groups of devices these are the ``islands``, one for each; the workload is then what
+    the first does from one exchange to the next, and its batch size that of all its devices.
 
     Raises
     ------
@@ -200,11 +212,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Samples of each kind of worker in a step: of each island, else of any worker."""
+        """Samples of an iteration: of each island, else of any worker."""
         batch = self.workload.batch_size
         if not self.islands:
             return (batch,)
-        return tuple(batch // self.islands[0].devices * one.devices for one in self.islands)
+        return tuple(batch // self.islands[0].samples * one.samples for one in self.islands)
 
     @property
     def global_batch_size(self) -> int:
@@ -279,6 +291,7 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     arch: str | None = None
     options: dict[str, Any] = {}
     island_devices: int | str | None = None
+    island_steps: int | str | None = None
     island_arch: str | None = None
     island_options: dict[str, Any] = {}
     jitter: str | float | None = None
@@ -331,6 +344,8 @@ def per_worker(arguments: Mapping[str, Any], name: str = "global_batch_size") ->
     workers = whole_number("workers", rest.get("workers", 1))
     whole_number(name, whole)
     devices, what = workers, "workers"
+    if rest.get("island_steps") not in (None, 1):
+        raise InputError(f"{name}: with island_steps, give the batch size of a device")
     if rest.get("island_devices") is not None:
         devices, what = sum(read_devices(rest["island_devices"], workers)), "devices"
     if whole % devices:

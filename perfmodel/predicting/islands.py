@@ -4,6 +4,9 @@ The time of a step inside an island is that of its inner job, predicted alone. I
 island is a worker whose computation takes that long, with the links of its nodes. So any two
 architectures can be combined, and neither knows of the other. What this leaves out: both use the
 links between nodes at the same time, where an island has several nodes and exchanges during a step.
+
+An island may do several steps between two exchanges, and then exchanges how far it has come instead
+of gradients: with servers this is asynchronous local SGD (Liu and others, 2024, arXiv 2401.09135).
 """
 
 from __future__ import annotations
@@ -20,9 +23,11 @@ from perfmodel.architectures.base import Architecture, architecture_of
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show
-from perfmodel.inputs.islands import Places, among, inside, places_of
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.islands import ONE_STEP, Places, Steps, among, inside, places_of
 from perfmodel.inputs.job import Island, Jitter, Job
 from perfmodel.inputs.options import Options
+from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse, fine, job_facts
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import Idle
@@ -34,7 +39,13 @@ DRAWS = 64
 """Values that stand for the slowest device's computation."""
 
 
-def joined(flat: Job, devices: tuple[int, ...], arch: str, given: Mapping[str, Any]) -> Job:
+def joined(
+    flat: Job,
+    devices: tuple[int, ...],
+    arch: str,
+    given: Mapping[str, Any],
+    steps: Steps = ONE_STEP,
+) -> Job:
     """The outer job, with islands of so many ``devices`` each in the place of workers.
 
     Parameters
@@ -42,6 +53,7 @@ def joined(flat: Job, devices: tuple[int, ...], arch: str, given: Mapping[str, A
     flat : the job with devices in the place of islands; its batch size is that of a device.
     devices : of each island, (workers,).
     arch, given : the architecture inside and its options by name.
+    steps : of an island from one exchange to the next.
 
     Raises
     ------
@@ -57,17 +69,35 @@ def joined(flat: Job, devices: tuple[int, ...], arch: str, given: Mapping[str, A
         where = inside(flat.cluster, first, many)
         alike = (count, many, where.overrides)
         if alike not in made:
-            made[alike] = island_of(_inner(flat, architecture, options, where, count))
+            made[alike] = island_of(_inner(flat, architecture, options, where, count, steps.most))
         islands.append(made[alike])
-    return _outer(flat, tuple(islands), places)
+    return _outer(flat, _with_steps(tuple(islands), steps), places)
+
+
+def _with_steps(islands: tuple[Island, ...], steps: Steps) -> tuple[Island, ...]:
+    """The islands with their numbers of steps; the fastest does most if all take equally long."""
+    fastest_s = min(island.step_s for island in islands)
+    counts = (
+        max(round(steps.most * fastest_s / island.step_s), 1) if steps.equal_time else steps.most
+        for island in islands
+    )
+    return tuple(
+        msgspec.structs.replace(island, steps=count)
+        for island, count in zip(islands, counts, strict=True)
+    )
 
 
 def _inner(
-    flat: Job, architecture: Architecture, options: Options, where: Any, devices: int
+    flat: Job,
+    architecture: Architecture,
+    options: Options,
+    where: Cluster,
+    devices: int,
+    steps: int,
 ) -> Job:
-    """The job inside one island."""
+    """The job inside one island, which runs the optimizer unless servers do after each step."""
     workload = flat.workload
-    if _updates_on_servers(flat):
+    if steps == 1 and _updates_on_servers(flat):
         workload = msgspec.structs.replace(workload, optimizer_s=0.0)
     job = Job(
         workload=workload,
@@ -109,14 +139,15 @@ def island_of(job: Job) -> Island:
 def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
     """The job among islands."""
     one = islands[0]
-    speeds = tuple(one.step_s / island.step_s for island in islands)
+    speeds = tuple(one.round_s / island.round_s for island in islands)
     devices = tuple(island.devices for island in islands)
-    profiled = one.job.workload
-    workload = profiled.scaled("compute_s", one.step_s / profiled.compute_s)
     workload = msgspec.structs.replace(
-        workload, batch_size=flat.workload.batch_size * one.devices, data_loading_s=0.0
+        _workload_of(one), batch_size=flat.workload.batch_size * one.samples, data_loading_s=0.0
     )
     step = f"{one.job.architecture.name} among {one.devices}, {show(one.step_s, 's')} a step"
+    if any(island.steps > 1 for island in islands):
+        counts = dict.fromkeys(str(island.steps) for island in islands)
+        step += f"; {' or '.join(counts)} steps from one exchange to the next"
     cluster = among(flat.cluster, places, devices, speeds)
     return msgspec.structs.replace(
         flat,
@@ -131,9 +162,31 @@ def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
     )
 
 
+def _workload_of(island: Island) -> Workload:
+    """What an island does from one exchange to the next, as the work of one device.
+
+    A step's layers take as much longer as the step does. Several steps are a forward pass by layer,
+    with all that follows in the last layer; nothing can be sent before the last of them has ended.
+    """
+    profiled = island.job.workload
+    one = profiled.scaled("compute_s", island.step_s / profiled.compute_s)
+    if island.steps == 1:
+        return one
+    rest_s = island.round_s - one.forward_s
+    *before, last = (msgspec.structs.replace(layer, backward_s=0.0) for layer in one.layers)
+    last = msgspec.structs.replace(last, forward_s=last.forward_s + rest_s)
+    return msgspec.structs.replace(
+        one,
+        forward_s=island.round_s,
+        backward_s=0.0,
+        optimizer_s=0.0,
+        layers=(*before, last),
+    )
+
+
 def _jitter(own: Jitter | None, island: Island) -> Jitter | None:
-    """The spread of an island's step: that of its slowest device, in the part that computes."""
-    if own is None or own.cv == 0.0 or island.devices == 1:
+    """The spread of an island's steps: of each that of its slowest device, where it computes."""
+    if own is None or own.cv == 0.0 or (island.devices == 1 and island.steps == 1):
         return own
     from perfmodel.phases.quantities import iteration_cv
     from perfmodel.theory.order_statistics import quantiles_of_order_statistic
@@ -142,7 +195,8 @@ def _jitter(own: Jitter | None, island: Island) -> Jitter | None:
     kind = own.kind if own.kind != "measured" else "lognormal"
     values, weights = quantiles_of_order_statistic(n, n, cv, kind, DRAWS)
     spread = math.sqrt(float(weights @ (values - weights @ values) ** 2))
-    return Jitter(spread * island.job.workload.compute_s / island.step_s)
+    of_step = spread * island.job.workload.compute_s / island.step_s
+    return Jitter(of_step / math.sqrt(island.steps))
 
 
 def of_devices(job: Job, found: Outcome) -> Outcome:
@@ -176,6 +230,6 @@ def samples_per_s(job: Job, found: Outcome) -> float:
     sizes = job.batch_sizes
     if len(set(sizes)) == 1:
         return found.iterations_per_s * sizes[0]
-    steps_s = np.array([island.step_s for island in job.islands])
-    rates = (1.0 - np.array(found.idle_fraction.per_worker)) / steps_s
+    rounds_s = np.array([island.round_s for island in job.islands])
+    rates = (1.0 - np.array(found.idle_fraction.per_worker)) / rounds_s
     return found.iterations_per_s * float(np.average(sizes, weights=rates))

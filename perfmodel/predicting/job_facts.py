@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.errors import InputError, whole_number
@@ -61,7 +62,20 @@ def with_layers(job: Job) -> Job:
 def model_age(job: Job) -> ModelAge | None:
     """Local steps since a worker's last exchange, where models are exchanged."""
     architecture = architecture_of(job)
-    return architecture.model_age(job) if architecture.model_age is not None else None
+    found = architecture.model_age(job) if architecture.model_age is not None else None
+    steps = np.mean([island.steps for island in job.islands]) if job.islands else 1.0
+    return found if steps == 1.0 or job.workers == 1 else _in_steps(found, float(steps))
+
+
+def _in_steps(found: ModelAge | None, steps: float) -> ModelAge:
+    """The age of models that are exchanged after so many ``steps``, of those in exchanges."""
+    known = found or ModelAge(1.0, 0.0, 0)
+    p90 = math.ceil(steps * known.p90 + 0.9 * steps) - 1
+    return ModelAge(
+        exchange_every=steps * known.exchange_every,
+        mean=steps * known.mean + (steps - 1.0) / 2.0,
+        p90=max(p90, 0),
+    )
 
 
 def worker_bytes(job: Job) -> float:
@@ -156,6 +170,7 @@ def _islands_of(job: Job) -> dict[str, Any]:
             "devices": [island.devices for island in job.islands],
             "architecture": one.architecture.name,
             "options": finite(msgspec.to_builtins(one.options), "inf"),
+            "steps": [island.steps for island in job.islands],
             "step_s": [island.step_s for island in job.islands],
         }
     }

@@ -41,6 +41,8 @@ def schedule_of(job: Job, updates: int | None, *, max_ops: float, samples_per_s:
     architecture = architecture_of(job)
     if architecture.meaning is None:
         raise InputError(f"schedule: {architecture.name} does not say what its operations mean")
+    if any(island.steps > 1 for island in job.islands):
+        raise InputError("schedule: islands exchange after several steps, which have no rows in it")
     recorder, meaning = architecture.meaning(job)
     if len(recorder.slices) > MOST_SLICES:
         raise InputError(

@@ -43,6 +43,7 @@ ARGUMENTS = (
     "options",
     "island_arch",
     "island_devices",
+    "island_steps",
     "workers",
 )
 """Arguments that a sweep may vary, from the slowest to the fastest."""
@@ -241,6 +242,8 @@ def _label(name: str, value: Any) -> str:
         return f"{name.removesuffix('_size').replace('_', ' ')} {value}"
     if name == "island_devices":
         return f"islands of {value}"
+    if name == "island_steps":
+        return f"{value} steps"
     unit = dimension_of(name)
     if unit is not None and isinstance(value, (int, float)) and math.isfinite(value):
         what = name.removesuffix(f"_{unit}").replace("_", " ")

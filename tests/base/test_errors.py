@@ -186,8 +186,8 @@ CLUSTER_KEYS = (
 )
 JOB_KEYS = (
     "schema, model, workload, device, precision, batch_size, cluster, bandwidth_bytes_per_s, "
-    "latency_s, workers, arch, options, island_devices, island_arch, island_options, jitter, "
-    "stragglers, start, seed"
+    "latency_s, workers, arch, options, island_devices, island_steps, island_arch, island_options, "
+    "jitter, stragglers, start, seed"
 )
 ONE_DEGREE = "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
 

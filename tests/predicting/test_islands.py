@@ -146,6 +146,75 @@ def test_a_step_inside_is_that_of_the_architecture_alone(
     assert pm.predict(found, fidelity="coarse").memory.worker_bytes >= alone.memory.worker_bytes
 
 
+# -- several steps from one exchange to the next ---------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("period", [2, 7])
+def test_steps_before_an_all_reduce_are_local_sgd(devices: int, period: int) -> None:
+    """An exchange of what an island has learnt, after H steps: two ways to say it."""
+    where = nodes(2)
+    ring = {"algorithm": "ring"}
+    local = job(devices, where, options={"period": period, **ring}, island_options=ONE)
+    steps = job(devices, where, arch="allreduce", options=ring | ONE, island_steps=period,
+                island_options=ONE)  # fmt: skip
+    expected, found = pm.predict(local), pm.predict(steps)
+    assert found.iteration_s == pytest.approx(period * expected.iteration_s, rel=1e-12)
+    assert found.throughput_samples_per_s == pytest.approx(
+        expected.throughput_samples_per_s, rel=1e-12
+    )
+    assert found.idle_fraction.mean == pytest.approx(expected.idle_fraction.mean, rel=1e-9)
+    assert found.model_age == expected.model_age
+
+
+def test_asynchronous_outer_steps() -> None:
+    """Islands of 5 s and of 3 s a step, four steps each, push 8 bytes and pull 8 bytes over links
+    of 1 byte/s: 20 + 16 s and 12 + 16 s where the server's link is fast."""
+    where = nodes(2, overrides=(pm.NodeOverride(2, pm.Link(1e6)),))
+    found = job("2+1", where, arch="ps", options={"sync": "asp"}, island_steps=4,
+                island_options=ONE)  # fmt: skip
+    p = pm.predict(found)
+    assert p.throughput_samples_per_s == pytest.approx(40 / 36 + 20 / 28, rel=1e-3)
+    assert p.updates_per_s == pytest.approx(1 / 36 + 1 / 28, rel=0.01)
+    assert p.staleness is not None
+    assert p.staleness.per_worker == pytest.approx((36 / 28, 28 / 36), rel=0.05)
+    assert p.model_age is not None
+    assert (p.model_age.exchange_every, p.model_age.mean) == (4.0, 1.5)
+
+
+def test_a_quorum_and_a_bound_of_outer_steps() -> None:
+    """Two of three make an update; a bound of 0 is a barrier."""
+    where = nodes(2)
+    given: dict[str, Any] = {"workers": 3, "arch": "ps", "island_steps": 4, "island_options": ONE}
+    each = pm.predict(job("2+1+1", where, options={"sync": "asp"}, **given))
+    two = pm.predict(job("2+1+1", where, options={"sync": "asp", "softsync": 2}, **given))
+    assert two.updates_per_s == pytest.approx(each.updates_per_s / 2.0, rel=0.02)
+    barrier, bound = (
+        pm.predict(job("2+1+1", where, options=options, **given))
+        for options in ({"sync": "bsp"}, {"sync": "ssp", "staleness_bound": 0})
+    )
+    assert bound.updates_per_s == pytest.approx(3 * barrier.updates_per_s, rel=0.15)
+
+
+def test_islands_that_take_equally_long() -> None:
+    """Ten steps of 3 s, and six of 5 s: nobody waits for the other."""
+    where = nodes(2, nic=pm.Link(1e9))
+    given: dict[str, Any] = {"arch": "allreduce", "options": ONE, "island_options": ONE}
+    even = job("2+1", where, island_steps="equal:10", **given)
+    assert [island.steps for island in even.islands] == [6, 10]
+    found = pm.predict(even)
+    assert found.idle_fraction.by_cause.get("straggler", 0.0) == pytest.approx(0.0, abs=1e-6)
+    assert found.throughput_samples_per_s == pytest.approx((60 + 50) / 30, rel=1e-6)
+    uneven = pm.predict(job("2+1", where, island_steps=10, **given))
+    assert uneven.throughput_samples_per_s == pytest.approx((100 + 50) / 50, rel=1e-6)
+
+
+def test_a_schedule_of_several_steps_is_refused() -> None:
+    found = pm.predict(job(1, nodes(2), arch="ps", options={}, island_steps=4))
+    with pytest.raises(pm.InputError, match="after several steps"):
+        found.schedule(10)
+
+
 def test_canary_a_step_that_is_too_long() -> None:
     found = job(2, nodes(2), island_options=ONE)
     slower = msgspec.structs.replace(found, workload=found.workload.scaled("compute_s", 1.01))
@@ -171,6 +240,7 @@ def test_all_ways_say_the_same(tmp_path: Path) -> None:
         "workers": 2,
         "arch": "local_sgd",
         "island_devices": "2+1",
+        "island_steps": "equal:5",
         "island_arch": "fsdp",
         "island_options": {"stage": 2},
     }
@@ -179,7 +249,16 @@ def test_all_ways_say_the_same(tmp_path: Path) -> None:
     expected = pm.predict(pm.make_job(**given)).throughput_samples_per_s
     flags = [
         *("predict", "--model", "resnet18", "--workers", "2", "--arch", "local_sgd", "--json"),
-        *("--island-devices", "2+1", "--island-arch", "fsdp", "--island-option", "stage=2"),
+        *(
+            "--island-steps",
+            "equal:5",
+            "--island-devices",
+            "2+1",
+            "--island-arch",
+            "fsdp",
+            "--island-option",
+            "stage=2",
+        ),
     ]
     for words in (["predict", "--job", str(path), "--json"], flags):
         done = CliRunner().invoke(cli, words)
@@ -204,6 +283,9 @@ def test_sweeps_vary_islands() -> None:
         ({"island_devices": "2x"}, "cannot read '2x'"),
         ({"island_devices": "2+2+2"}, "2+2+2 are 3 islands, workers are 2"),
         ({"island_arch": "fsdp"}, "need island_devices"),
+        ({"island_steps": 0}, "island_steps: must be"),
+        ({"island_steps": "same:4"}, "cannot read 'same:4'"),
+        ({"island_steps": "equal:-4"}, "cannot read 'equal:-4'"),
         ({"island_devices": 2, "island_arch": "fdsp"}, "did you mean 'fsdp'?"),
         ({"island_devices": 2, "island_arch": "asp"}, "have models of their own"),
         ({"island_devices": 2, "island_arch": "d_psgd"}, "have models of their own"),
