@@ -252,6 +252,6 @@ ARCHITECTURE = Architecture(
     ),
     source="Lian et al., ICML 2018, arXiv 1710.06952",
     variants=({}, {"passive": "even", "overlap": False}),
-    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, queues=lambda job: True),
     meaning=meaning,
 )

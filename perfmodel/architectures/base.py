@@ -42,6 +42,7 @@ class Coarse(msgspec.Struct, frozen=True, kw_only=True):
     phases : the model itself.
     exact : for which jobs it equals the simulation.
     leaves_out : the first feature of a job that the model leaves out; None if there is none.
+    queues : whether workers queue, which takes a recursion over their number.
 
     Its error for the other jobs is measured: :mod:`perfmodel.predicting.bands`.
     """
@@ -49,6 +50,7 @@ class Coarse(msgspec.Struct, frozen=True, kw_only=True):
     phases: Callable[[Job, Quantities], Phases]
     exact: Callable[[Job], bool]
     leaves_out: Callable[[Job], str | None]
+    queues: Callable[[Job], bool] = lambda job: False
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):

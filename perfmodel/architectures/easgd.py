@@ -387,5 +387,5 @@ ARCHITECTURE = Architecture(
     variants=({"period": 1}, {"period": 3, "servers": 2}, {}),
     traffic=traffic,
     meaning=meaning,
-    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, queues=lambda job: True),
 )

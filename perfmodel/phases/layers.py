@@ -11,6 +11,7 @@ import msgspec
 
 from perfmodel.base.quantities import Quantity, maximum
 from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.phases import lines
 from perfmodel.theory.overlap import blend
 
 Send = Callable[[list[Quantity]], Quantity]
@@ -27,12 +28,30 @@ class Part(msgspec.Struct, frozen=True):
 
 class Stage(NamedTuple):
     """A resource that gradients pass in order, such as a link: its service time, for each tensor
-    and each byte. Where it has several servers at once, such as threads, a part takes ``longer``
-    times its share of the service time."""
+    and each byte, ``times`` as long where others use it too, and ``alone_per_byte_s`` in any case.
+    Where it has several servers at once, such as threads, a part takes ``longer`` times its share
+    of the service time."""
 
     per_tensor_s: Quantity
     per_byte_s: Quantity
     longer: Quantity = 1.0
+    times: Quantity = 1
+    alone_per_byte_s: Quantity = 0.0
+
+    @property
+    def each_s(self) -> tuple[Quantity, Quantity]:
+        """Service time for each tensor, and for each byte."""
+        tensor_s, byte_s = self.per_tensor_s, self.times * self.per_byte_s
+        return (
+            tensor_s if is_nothing(tensor_s) else self.times * tensor_s,
+            byte_s if is_nothing(self.alone_per_byte_s) else byte_s + self.alone_per_byte_s,
+        )
+
+    @property
+    def plain(self) -> bool:
+        """Whether only ``times`` is not a number, and one part is served after the other."""
+        values = (self.per_tensor_s, self.per_byte_s, self.longer, self.alone_per_byte_s)
+        return all(isinstance(value, (int, float)) for value in values) and self.longer == 1.0
 
 
 class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -138,6 +157,10 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
         .. math:: \max_l \left( x \sum_{j \le l} s_j + \sum_{j \ge l} f_j \right)
         """
+        if lines.many(per_byte_s, scale):
+            ways = self.once("pull", lambda: lines.pull(self.first_s, self.forward_s, self._loads))
+            if ways is not None:
+                return ways.longest((scale, per_byte_s))
         arrived: dict[int, Quantity] = {}
         computed = self.first_s * scale
         for seconds, parts in zip(self.forward_s, self.parts, strict=True):
@@ -169,6 +192,26 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         ``next_forward`` the layers before the first one with parameters begin the next forward pass
         at that time.
         """
+        values = (scale, encode_per_byte_s, 1.0, *(stage.times for stage in stages))
+        ways = None
+        if lines.many(*values):
+            ways = self._ways(tuple(stages), overlap, not is_nothing(encode_per_byte_s))
+        if ways is not None:
+            computed, *ends = (way.longest(values) for way in ways)
+        else:
+            computed, ends = self._one_by_one(scale, stages, encode_per_byte_s, overlap)
+        if next_forward:
+            computed = computed + self.first_s * scale
+        return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
+
+    def _one_by_one(
+        self,
+        scale: Quantity,
+        stages: Sequence[Stage],
+        encode_per_byte_s: Quantity,
+        overlap: bool,
+    ) -> tuple[Quantity, list[Quantity]]:
+        """Seconds until all gradients are computed, and have passed each stage: layer by layer."""
         computed: Quantity = 0.0
         made: list[Quantity] = []
         for seconds, size in zip(self.backward_s[::-1], self.bytes[::-1], strict=True):
@@ -178,11 +221,12 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         free: list[dict[int, Quantity]] = [{} for _ in stages]
         several = [not (isinstance(s.longer, float) and s.longer == 1.0) for s in stages]
         over: list[Quantity] = [0.0 for _ in stages]
+        services = [(*stage.each_s, stage.longer) for stage in stages]
         timed = [not is_nothing(stage.per_tensor_s) for stage in stages]
         for ready, parts in zip(made, self.parts[::-1], strict=True):
             for part in parts:
                 end = ready if overlap else computed
-                for k, (per_tensor_s, per_byte_s, longer) in enumerate(stages):
+                for k, (per_tensor_s, per_byte_s, longer) in enumerate(services):
                     begin = maximum(end, free[k].get(part.place, 0.0))
                     busy = part.bytes * per_byte_s
                     if timed[k]:
@@ -194,9 +238,31 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         ends = [
             maximum(0.0, *places.values(), late) for places, late in zip(free, over, strict=True)
         ]
-        if next_forward:
-            computed = computed + self.first_s * scale
-        return [computed, *(maximum(computed, end) for end in (*ends, ends[-1] + latency_s))]
+        return computed, ends
+
+    def _ways(
+        self, stages: tuple[Stage, ...], overlap: bool, encoded: bool
+    ) -> tuple[lines.Ways, ...] | None:
+        """The same as lines; None where they are not known."""
+        plain = all(stage.plain for stage in stages)
+        if not plain or any(not isinstance(seconds, float) for seconds in self.backward_s):
+            return None
+        services = tuple(
+            lines.Service(float(s.per_tensor_s), float(s.per_byte_s), float(s.alone_per_byte_s))
+            for s in stages
+        )
+
+        def found() -> tuple[lines.Ways, ...] | None:
+            backward = lines.Backward(self.backward_s, self.bytes, self._loads, self.last_s)
+            return lines.send(backward, services, overlap=overlap, encoded=encoded)
+
+        ways: tuple[lines.Ways, ...] | None = self.once((services, overlap, encoded), found)
+        return ways
+
+    @property
+    def _loads(self) -> lines.Parts:
+        """Place, bytes and tensors of the parts of each layer."""
+        return tuple(tuple((p.place, p.bytes, p.tensors) for p in own) for own in self.parts)
 
 
 def is_nothing(value: Quantity) -> bool:
@@ -264,7 +330,8 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
         computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
         begun, end = (0.0, computed) if overlap else (computed, 0.0)
         ends = [computed]
-        for each, per_byte, _ in stages:
+        for stage in stages:
+            each, per_byte = stage.each_s
             seconds = self.part * (self.tensors * each + self.gradient_bytes * per_byte)
             end = self.beside_s(end, seconds)
             ends.append(begun + end)

@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfmodel.architectures.registry import model_of
 from perfmodel.base.errors import InputError
 from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.job import MOST_WORKERS, Job
 from perfmodel.phases.layers import Layers
-from perfmodel.phases.quantities import iteration_cv, quantities_of
+from perfmodel.phases.quantities import Quantities, iteration_cv, quantities_of
 from perfmodel.predicting.coarse import Floats, phases
 
 Axis = NDArray[Any]
@@ -90,9 +91,11 @@ def evaluate(
     size = math.prod(shape)
     found: dict[str, Floats] = {}
     for some, where in _by_counts(job, flat, size):
-        for begin in range(0, len(where), BLOCK):
-            here = where[begin : begin + BLOCK]
-            values = _evaluated(some, {n: v[here] for n, v in flat.items()}, len(here), sharpness)
+        q = quantities_of(some)
+        queued = flat.get("workers") if model_of(job).queues(some) else None
+        for here in _blocks(where, queued):
+            axes = {name: values[here] for name, values in flat.items()}
+            values = _evaluated(some, q, axes, sharpness)
             for name, value in values.items():
                 found.setdefault(name, np.zeros(size))[here] = value
     named = {name: value.reshape(shape) for name, value in found.items()}
@@ -187,11 +190,20 @@ def _alike(workers: Axis, devices_per_node: int) -> Axis:
     return np.where(filled, -(-full // devices_per_node) * devices_per_node, workers)
 
 
+def _blocks(where: NDArray[np.int64], queued: Axis | None) -> list[NDArray[np.int64]]:
+    """The variants in blocks; those of workers that are ``queued`` with about as many in each, as
+    queueing is a recursion up to the largest number in a block."""
+    if len(where) <= BLOCK:
+        return [where]
+    if queued is not None:
+        where = where[np.argsort(queued[where], kind="stable")]
+    return [where[begin : begin + BLOCK] for begin in range(0, len(where), BLOCK)]
+
+
 def _evaluated(
-    job: Job, axes: Mapping[str, Axis], size: int, sharpness: float | None
+    job: Job, q: Quantities, axes: Mapping[str, Axis], sharpness: float | None
 ) -> dict[str, Quantity]:
-    """A block of variants: the fields of :class:`Variants`, by name."""
-    q = quantities_of(job)
+    """A block of variants: the fields of :class:`Variants`, by name. ``q`` are those of the job."""
     changed: dict[str, Quantity] = {}
     nominal = job.cluster.nic.bandwidth_bytes_per_s
     if "workers" in axes:
@@ -231,4 +243,4 @@ def _evaluated(
         **{f"phase {name}": part.seconds for name, part in found.parts.items()},
         **{f"use {name}": seconds / iteration_s for name, seconds in found.busy_s.items()},
     }
-    return {name: np.broadcast_to(value, size) for name, value in whole.items()}
+    return whole

@@ -82,11 +82,12 @@ def _alone(
     regular: Sequence[Quantity],
 ) -> list[Quantity]:
     """Recursion over the number of customers; beyond :data:`EXACT` the fixed point."""
-    most = int(np.max(customers))
+    most, least = int(np.max(customers)), int(np.min(customers))
     found: list[Quantity] = [0.0] * len(demands_s)
     for present in range(1, min(most, EXACT)):
         (parts,) = _parts([found], demands_s, [cycle], regular)
-        found = _where(present < customers, [present * part for part in parts], found)
+        others = [present * part for part in parts]
+        found = others if present < least else _where(present < customers, others, found)
     if most <= EXACT:
         return found
     (parts,) = _parts([found], demands_s, [cycle], regular)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.ps.formulas import exact, leaves_out, phases
+from perfmodel.architectures.ps.formulas import exact, leaves_out, phases, queues
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
@@ -88,5 +88,5 @@ ARCHITECTURE = Architecture(
     variants=VARIANTS,
     traffic=traffic,
     meaning=meaning,
-    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out, queues=queues),
 )

@@ -56,11 +56,16 @@ def phases(job: Job, q: Quantities) -> Phases:
         whole = q.layers
         placed = whole.once(("placed", Options.of(job)), lambda: _placed(job, whole))
         q = msgspec.structs.replace(q, layers=placed)
-    if options.sync == "bsp":
-        return _together(job, q)
-    if options.sync == "ssp" and options.staleness_bound == 0.0:
-        return _each_step(job, q)
-    return _apart(job, q)
+    if queues(job):
+        return _apart(job, q)
+    return _together(job, q) if options.sync == "bsp" else _each_step(job, q)
+
+
+def queues(job: Job) -> bool:
+    """Whether workers iterate independently, so that they queue."""
+    options = Options.of(job)
+    in_step = options.sync == "ssp" and options.staleness_bound == 0.0
+    return options.sync != "bsp" and not in_step
 
 
 def _placed(job: Job, layers: Layers) -> Layers:
@@ -146,18 +151,15 @@ def _iteration(job: Job, q: Quantities, d: Demands, late: Quantity, flows: Flows
     if options.overlap or options.duplex:
         # the rate from all servers together is at most that of the worker's own link
         pull_s = maximum(own_pulling_s / d.fullest, pulling_s, d.flow_s)
+        push_s = d.sent * maximum(own_pushing_s / d.fullest, pushing_s, d.flow_s)
         # an update uses one of several threads
-        longer = maximum(d.threads / updating, 1.0)
+        longer = 1.0 if d.threads == 1 else maximum(d.threads / updating, 1.0)
         stages = [
-            Stage(0.0, d.sent * maximum(own_pushing_s / d.fullest, pushing_s, d.flow_s)),
-            Stage(
-                updating * d.per_tensor_s,
-                updating * d.per_byte_s + d.optimizer_per_byte_s,
-                longer,
-            ),
+            Stage(0.0, 1, times=push_s),
+            Stage(d.per_tensor_s, d.per_byte_s, longer, updating, d.optimizer_per_byte_s),
         ]
         if options.duplex:
-            stages.append(Stage(0.0, pull_s))
+            stages.append(Stage(0.0, 1, times=pull_s))
         computed, *ends, last = q.layers.backward_and_send_s(
             q.scale * late,
             stages,

@@ -1,0 +1,126 @@
+"""Layer by layer, but for many values at once: the longest of all ways through the layers.
+
+Each way has a length that is linear in the times that vary, such as those of a byte on a link. Few
+of the ways are ever the longest, and these are found once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.base.quantities import Quantity
+from perfmodel.theory.fronts import Lines, largest, needed
+
+Parts = tuple[tuple[tuple[int, float, float], ...], ...]
+"""For each layer, the place, the bytes and the tensors of each of its parts."""
+
+MANY = 2048
+"""Values from which on the ways are worth to be found."""
+
+MOST_LINES = 64
+"""Lines above which going through the layers is as fast."""
+
+MOST_STAGES = 2
+
+FEW = 32
+"""Lines among which none are sought that can be left out."""
+
+
+class Service(NamedTuple):
+    """Constants of a stage: seconds for each tensor and byte, and for a byte in any case."""
+
+    per_tensor_s: float
+    per_byte_s: float
+    alone_per_byte_s: float
+
+
+class Backward(NamedTuple):
+    """The backward pass: seconds and bytes of each layer, in forward order, its parts, and seconds
+    of the layers before the first one with parameters."""
+
+    seconds: tuple[float, ...]
+    bytes: tuple[float, ...]
+    parts: Parts
+    last_s: float
+
+
+class Ways(NamedTuple):
+    """The lines that may be the longest, and the numbers of the quantities they are of."""
+
+    of: tuple[int, ...]
+    lines: Lines
+
+    def longest(self, values: Sequence[Quantity]) -> Quantity:
+        """The longest at ``values`` of all quantities."""
+        return largest(self.lines, [values[k] for k in self.of])
+
+
+def many(*values: Quantity) -> bool:
+    """Whether there are so many values that the lines are worth to be found."""
+    return any(isinstance(value, np.ndarray) and value.size >= MANY for value in values)
+
+
+@functools.lru_cache(maxsize=256)
+def pull(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Ways | None:
+    """Ways to the end of the forward pass, where each layer waits for its own parameters.
+
+    The quantities are the factor on computation, and seconds per byte.
+    """
+    rest_s = np.cumsum(forward_s[::-1])[::-1].tolist()
+    found, arrived = [(first_s + rest_s[0], 0.0)], dict[int, float]()
+    for seconds, own in zip(rest_s, parts, strict=True):
+        for place, size, _ in own:
+            arrived[place] = arrived.get(place, 0.0) + size
+            found.append((seconds, arrived[place]))
+    return _ways(np.array(found))
+
+
+@functools.lru_cache(maxsize=256)
+def send(
+    backward: Backward, stages: tuple[Service, ...], *, overlap: bool, encoded: bool
+) -> tuple[Ways, ...] | None:
+    """Ways from the begin of the backward pass to the end of all gradients, of those that have
+    passed the first stage, and each other; None where there are too many.
+
+    The quantities are the factor on computation, seconds to encode a byte, 1, and the factor on
+    each stage. More than two stages have too many ways to be worth it.
+    """
+    if len(stages) > MOST_STAGES:
+        return None
+    made = np.zeros((len(backward.bytes), 3 + len(stages)))
+    made[:, 0] = np.cumsum(backward.seconds[::-1])
+    made[:, 1] = np.cumsum(backward.bytes[::-1]) if encoded else 0.0
+    computed = made[-1].copy()
+    computed[0] += backward.last_s
+    ends: list[list[Lines]] = [[computed[None]] for _ in range(len(stages) + 1)]
+    for place in sorted({place for own in backward.parts for place, _, _ in own}):
+        last = [np.zeros((0, made.shape[1])) for _ in stages]
+        for ready, own in zip(made, backward.parts[::-1], strict=True):
+            for _, size, tensors in (part for part in own if part[0] == place):
+                end = (ready if overlap else computed)[None]
+                for k, stage in enumerate(stages):
+                    busy = np.zeros(made.shape[1])
+                    busy[2] = stage.alone_per_byte_s * size
+                    busy[3 + k] = stage.per_tensor_s * tensors + stage.per_byte_s * size
+                    end = last[k] = _fewer(np.vstack([last[k], end])) + busy
+                    if len(end) > 2 * MOST_LINES:
+                        return None
+        for found, end in zip(ends[1:], last, strict=True):
+            found.append(end)
+    ways = [_ways(np.vstack(found)) for found in ends]
+    known = tuple(way for way in ways if way is not None)
+    return known if len(known) == len(ways) else None
+
+
+def _fewer(lines: Lines) -> Lines:
+    return needed(lines) if len(lines) > FEW else lines
+
+
+def _ways(lines: Lines) -> Ways | None:
+    lines = needed(lines)
+    of = tuple(np.flatnonzero(lines.any(0)).tolist())
+    return Ways(of, np.ascontiguousarray(lines[:, of])) if len(lines) <= MOST_LINES else None

@@ -1,0 +1,87 @@
+"""The largest of many linear functions, and which of them can be the largest at all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.quantities import Quantity
+
+Lines = NDArray[np.float64]
+"""Coefficients of linear functions, (lines, quantities)."""
+
+DIRECTIONS, DECADES = 300, 2.0
+"""Points at which the largest line is looked for, and how far they are apart."""
+
+ROUNDING = 1e-14
+"""Part of the largest coefficient by which a line may be above those that it is left out for."""
+
+
+def needed(lines: Lines) -> Lines:
+    r"""The lines without those that are never the only largest, where no quantity is negative.
+
+    A line is left out if another, or a mixture of two others, has no smaller coefficient:
+
+    .. math:: \lambda a + (1 - \lambda) b \ge c, \quad 0 \le \lambda \le 1
+
+    With two quantities these are all that can be left out, with more they are most.
+
+    >>> needed(np.array([[0.0, 4.0], [1.0, 1.0], [4.0, 0.0], [3.0, 3.0]])).tolist()
+    [[0.0, 4.0], [3.0, 3.0], [4.0, 0.0]]
+    """
+    lines = np.unique(lines, axis=0)
+    below = (lines[:, None, :] >= lines[None, :, :]).all(2)
+    np.fill_diagonal(below, False)
+    lines = lines[~below.any(0)]
+    if len(lines) < 3:
+        return lines
+    most = lines.max(0)
+    at = lines @ (_points(lines.shape[1]) / np.where(most > 0.0, most, 1.0)).T
+    kept = np.zeros(len(lines), bool)
+    kept[at.argmax(0)] = True
+    lowered = lines - ROUNDING * most
+    kept[~kept] = ~_covered(lowered[~kept], lines[kept])
+    for i in np.flatnonzero(kept).tolist():
+        kept[i] = False
+        kept[i] = not _covered(lowered[i : i + 1], lines[kept])[0]
+    found: Lines = lines[kept]
+    return found
+
+
+@functools.cache
+def _points(size: int) -> Lines:
+    """Points in all directions, (points, quantities)."""
+    generator = np.random.default_rng(0)
+    return 10.0 ** generator.uniform(-DECADES, DECADES, (DIRECTIONS, size))
+
+
+def _covered(lines: Lines, by: Lines) -> NDArray[np.bool_]:
+    """Whether a mixture of two of the lines ``by`` has no smaller coefficient, for each line."""
+    above = by[None, :, :] - lines[:, None, :]
+    first, second = above[:, :, None, :], above[:, None, :, :]
+    steeper = first - second
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = -second / steeper
+    low = np.where(steeper > 0.0, crossing, 0.0).max(3)
+    high = np.where(steeper < 0.0, crossing, 1.0).min(3)
+    never = ((steeper == 0.0) & (second < 0.0)).any(3)
+    covered = (np.maximum(low, 0.0) <= np.minimum(high, 1.0)) & ~never
+    found: NDArray[np.bool_] = covered.any((1, 2))
+    return found
+
+
+def largest(lines: Lines, values: Sequence[Quantity]) -> Quantity:
+    """The largest of the lines at ``values``, which are floats or arrays that broadcast.
+
+    >>> largest(np.array([[0.0, 4.0], [3.0, 3.0]]), [1.0, np.array([1.0, 5.0])]).tolist()
+    [6.0, 20.0]
+    """
+    shape = np.broadcast_shapes(*(np.shape(value) for value in values))
+    points = np.empty((len(values), *shape))
+    for k, value in enumerate(values):
+        points[k] = value
+    found: Quantity = np.max(lines @ points.reshape(len(values), -1), axis=0)
+    return found.reshape(shape)
