@@ -45,7 +45,7 @@ def speeds(configurations: int = CONFIGURATIONS) -> Iterator[tuple[str, float, f
     for name, arch, options, sharpness in CASES:
         job = make_job(model="resnet50", device=DEVICE, arch=arch, options=options, workers=8)
         q = quantities_of(job)
-        count = configurations // 16 if name.endswith("queueing, per layer") else configurations
+        count = configurations
         some = {"workers": workers[:count], "bandwidth_bytes_per_s": rates[:count]}
         call_s = min(_seconds(lambda: variants.evaluate(job, **some, sharpness=sharpness)))  # noqa: B023
         one_s = min(_seconds(lambda: coarse.phases(job, among=q, sharpness=sharpness).iteration_s))  # noqa: B023

@@ -48,10 +48,12 @@ class Stage(NamedTuple):
         )
 
     @property
-    def plain(self) -> bool:
-        """Whether only ``times`` is not a number, and one part is served after the other."""
-        values = (self.per_tensor_s, self.per_byte_s, self.longer, self.alone_per_byte_s)
-        return all(isinstance(value, (int, float)) for value in values) and self.longer == 1.0
+    def constants(self) -> lines.Service | None:
+        """What is constant, if that is all but ``times``, and one part is served after the other."""
+        values = (self.per_tensor_s, self.per_byte_s, self.alone_per_byte_s)
+        one_by_one = isinstance(self.longer, float) and self.longer == 1.0
+        plain = one_by_one and all(isinstance(value, (int, float)) for value in values)
+        return lines.Service(*map(float, values)) if plain else None
 
 
 class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -160,7 +162,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         if lines.many(per_byte_s, scale):
             ways = self.once("pull", lambda: lines.pull(self.first_s, self.forward_s, self._loads))
             if ways is not None:
-                return ways.longest((scale, per_byte_s))
+                return ways.ends_s((scale, per_byte_s))[0]
         arrived: dict[int, Quantity] = {}
         computed = self.first_s * scale
         for seconds, parts in zip(self.forward_s, self.parts, strict=True):
@@ -197,7 +199,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         if lines.many(*values):
             ways = self._ways(tuple(stages), overlap, not is_nothing(encode_per_byte_s))
         if ways is not None:
-            computed, *ends = (way.longest(values) for way in ways)
+            computed, *ends = ways.ends_s(values)
         else:
             computed, ends = self._one_by_one(scale, stages, encode_per_byte_s, overlap)
         if next_forward:
@@ -242,21 +244,18 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def _ways(
         self, stages: tuple[Stage, ...], overlap: bool, encoded: bool
-    ) -> tuple[lines.Ways, ...] | None:
+    ) -> lines.Ways | None:
         """The same as lines; None where they are not known."""
-        plain = all(stage.plain for stage in stages)
-        if not plain or any(not isinstance(seconds, float) for seconds in self.backward_s):
-            return None
-        services = tuple(
-            lines.Service(float(s.per_tensor_s), float(s.per_byte_s), float(s.alone_per_byte_s))
-            for s in stages
-        )
+        services = tuple(stage.constants for stage in stages)
 
-        def found() -> tuple[lines.Ways, ...] | None:
-            backward = lines.Backward(self.backward_s, self.bytes, self._loads, self.last_s)
-            return lines.send(backward, services, overlap=overlap, encoded=encoded)
+        def found() -> lines.Ways | None:
+            seconds, known = self.backward_s, [s for s in services if s is not None]
+            if len(known) < len(services) or not all(isinstance(s, float) for s in seconds):
+                return None
+            backward = lines.Backward(seconds, self.bytes, self._loads, self.last_s)
+            return lines.send(backward, tuple(known), overlap=overlap, encoded=encoded)
 
-        ways: tuple[lines.Ways, ...] | None = self.once((services, overlap, encoded), found)
+        ways: lines.Ways | None = self.once(("ways", services, overlap, encoded), found)
         return ways
 
     @property

@@ -49,13 +49,13 @@ class Backward(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """The lines that may be the longest, and the numbers of the quantities they are of."""
+    """Lines for each of several ends, and the numbers of the quantities that they are of."""
 
     of: tuple[int, ...]
-    lines: Lines
+    lines: tuple[Lines, ...]
 
-    def longest(self, values: Sequence[Quantity]) -> Quantity:
-        """The longest at ``values`` of all quantities."""
+    def ends_s(self, values: Sequence[Quantity]) -> list[Quantity]:
+        """Each end: the longest way to it at ``values`` of all quantities."""
         return largest(self.lines, [values[k] for k in self.of])
 
 
@@ -76,13 +76,13 @@ def pull(first_s: float, forward_s: tuple[float, ...], parts: Parts) -> Ways | N
         for place, size, _ in own:
             arrived[place] = arrived.get(place, 0.0) + size
             found.append((seconds, arrived[place]))
-    return _ways(np.array(found))
+    return _ways([np.array(found)])
 
 
 @functools.lru_cache(maxsize=256)
 def send(
     backward: Backward, stages: tuple[Service, ...], *, overlap: bool, encoded: bool
-) -> tuple[Ways, ...] | None:
+) -> Ways | None:
     """Ways from the begin of the backward pass to the end of all gradients, of those that have
     passed the first stage, and each other; None where there are too many.
 
@@ -111,16 +111,16 @@ def send(
                         return None
         for found, end in zip(ends[1:], last, strict=True):
             found.append(end)
-    ways = [_ways(np.vstack(found)) for found in ends]
-    known = tuple(way for way in ways if way is not None)
-    return known if len(known) == len(ways) else None
+    return _ways([np.vstack(found) for found in ends])
 
 
 def _fewer(lines: Lines) -> Lines:
     return needed(lines) if len(lines) > FEW else lines
 
 
-def _ways(lines: Lines) -> Ways | None:
-    lines = needed(lines)
-    of = tuple(np.flatnonzero(lines.any(0)).tolist())
-    return Ways(of, np.ascontiguousarray(lines[:, of])) if len(lines) <= MOST_LINES else None
+def _ways(ends: Sequence[Lines]) -> Ways | None:
+    """The ways that may be the longest; None where they are too many."""
+    few = [needed(lines) for lines in ends]
+    of = tuple(np.flatnonzero(np.vstack(few).any(0)).tolist())
+    found = tuple(np.ascontiguousarray(lines[:, of]) for lines in few)
+    return Ways(of, found) if max(map(len, few)) <= MOST_LINES else None

@@ -90,14 +90,22 @@ def evaluate(
     flat = {name: np.broadcast_to(values, shape).ravel() for name, values in axes.items()}
     size = math.prod(shape)
     found: dict[str, Floats] = {}
+    order, done = np.empty(size, np.int64), 0
     for some, where in _by_counts(job, flat, size):
         q = quantities_of(some)
         queued = flat.get("workers") if model_of(job).queues(some) else None
         for here in _blocks(where, queued):
             axes = {name: values[here] for name, values in flat.items()}
-            values = _evaluated(some, q, axes, sharpness)
-            for name, value in values.items():
-                found.setdefault(name, np.zeros(size))[here] = value
+            now = slice(done, done := done + len(here))
+            order[now] = here
+            for name, value in _evaluated(some, q, axes, sharpness).items():
+                if name not in found:
+                    found[name] = np.zeros(size)
+                found[name][now] = value
+    if not np.array_equal(order, np.arange(size)):
+        places = np.empty(size, np.int64)
+        places[order] = np.arange(size)
+        found = {name: value[places] for name, value in found.items()}
     named = {name: value.reshape(shape) for name, value in found.items()}
 
     def group(prefix: str) -> dict[str, Floats]:
@@ -197,7 +205,7 @@ def _blocks(where: NDArray[np.int64], queued: Axis | None) -> list[NDArray[np.in
         return [where]
     if queued is not None:
         where = where[np.argsort(queued[where], kind="stable")]
-    return [where[begin : begin + BLOCK] for begin in range(0, len(where), BLOCK)]
+    return np.array_split(where, -(-len(where) // BLOCK))
 
 
 def _evaluated(

@@ -83,14 +83,15 @@ def _alone(
 ) -> list[Quantity]:
     """Recursion over the number of customers; beyond :data:`EXACT` the fixed point."""
     most, least = int(np.max(customers)), int(np.min(customers))
+    shorter = _shorter(demands_s, regular)
     found: list[Quantity] = [0.0] * len(demands_s)
     for present in range(1, min(most, EXACT)):
-        (parts,) = _parts([found], demands_s, [cycle], regular)
+        (parts,) = _parts([found], shorter, [cycle])
         others = [present * part for part in parts]
         found = others if present < least else _where(present < customers, others, found)
     if most <= EXACT:
         return found
-    (parts,) = _parts([found], demands_s, [cycle], regular)
+    (parts,) = _parts([found], shorter, [cycle])
     falls = [before / (EXACT - 1.0) - now for before, now in zip(found, parts, strict=True)]
     many = maximum(customers, EXACT + 1.0)
     (beyond,) = _at_once([many], demands_s, [cycle], regular, [falls])
@@ -102,18 +103,20 @@ def _where(condition: Quantity, yes: Sequence[Quantity], no: Sequence[Quantity])
 
 
 def _parts(
-    found: Table,
-    demands_s: Sequence[Quantity],
-    cycles: Sequence[CycleTime],
-    regular: Sequence[Quantity],
+    found: Table, shorter: Sequence[Quantity], cycles: Sequence[CycleTime]
 ) -> Table:
     """Fraction of its time that a customer spends at each station, given the others present."""
     parts = []
     for cycle, others in zip(cycles, found, strict=True):
         cycle_s, held_s = cycle(others)
-        columns = zip(held_s, demands_s, regular, strict=True)
-        parts.append([(held - 0.5 * part * demand) / cycle_s for held, demand, part in columns])
+        columns = zip(held_s, shorter, strict=True)
+        parts.append([(held - less) / cycle_s for held, less in columns])
     return parts
+
+
+def _shorter(demands_s: Sequence[Quantity], regular: Sequence[Quantity]) -> list[Quantity]:
+    """By how much the time at each station is shorter than after random arrivals (s)."""
+    return [0.5 * part * demand for demand, part in zip(demands_s, regular, strict=True)]
 
 
 def _at_once(
@@ -136,7 +139,7 @@ def _at_once(
     def settled(count: Sequence[Quantity]) -> Table:
         scale = (EXACT / sum(count)) ** 2
         found = _settled(count, demands_s, cycles, regular, _each(lambda f: f * scale, falls))
-        return _parts(found, demands_s, cycles, regular)
+        return _parts(found, _shorter(demands_s, regular), cycles)
 
     total = sum(customers)
     fewer = settled([count * (total - 1.0) / total for count in customers])
@@ -157,8 +160,9 @@ def _settled(
     classes, and all but one of its own, each at a station for a fraction of its time.
     """
     found: Table = [[0.0] * len(demands_s) for _ in cycles]
+    shorter = _shorter(demands_s, regular)
     for _ in range(MOST_ROUNDS):
-        seen = _each(lambda p, f: p + f, _parts(found, demands_s, cycles, regular), falls)
+        seen = _each(lambda p, f: p + f, _parts(found, shorter, cycles), falls)
         present = [
             sum(count * part for count, part in zip(customers, column, strict=True))
             for column in zip(*seen, strict=True)

@@ -73,15 +73,20 @@ def _covered(lines: Lines, by: Lines) -> NDArray[np.bool_]:
     return found
 
 
-def largest(lines: Lines, values: Sequence[Quantity]) -> Quantity:
-    """The largest of the lines at ``values``, which are floats or arrays that broadcast.
+def largest(lines: Sequence[Lines], values: Sequence[Quantity]) -> list[Quantity]:
+    """The largest of each of several sets of lines at ``values``: floats or arrays that broadcast.
 
-    >>> largest(np.array([[0.0, 4.0], [3.0, 3.0]]), [1.0, np.array([1.0, 5.0])]).tolist()
-    [6.0, 20.0]
+    >>> lines = np.array([[0.0, 4.0], [3.0, 3.0]]), np.array([[1.0, 1.0]])
+    >>> [found.tolist() for found in largest(lines, [1.0, np.array([1.0, 5.0])])]
+    [[6.0, 20.0], [2.0, 6.0]]
     """
     shape = np.broadcast_shapes(*(np.shape(value) for value in values))
     points = np.empty((len(values), *shape))
     for k, value in enumerate(values):
         points[k] = value
-    found: Quantity = np.max(lines @ points.reshape(len(values), -1), axis=0)
-    return found.reshape(shape)
+    at = np.concatenate(lines) @ points.reshape(len(values), -1)
+    ends = np.cumsum([len(some) for some in lines]).tolist()
+    return [
+        np.max(at[end - len(some) : end], axis=0).reshape(shape)
+        for some, end in zip(lines, ends, strict=True)
+    ]

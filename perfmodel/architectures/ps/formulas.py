@@ -249,11 +249,13 @@ def _apart(job: Job, q: Quantities) -> Phases:
 
     def cycle_of(kind: Quantities, own: Demands, least_s: Quantity) -> Any:
         def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
-            held = [(1.0 + found) * demand for found, demand in zip(others, demands, strict=True)]
+            flows = _flows(q, own, others)
+            sharing = (flows.pulling, flows.pushing, flows.updating)
+            held = [times * demand for times, demand in zip(sharing, demands, strict=False)]
             if beside:
-                flows, own_s = _flows(q, own, others), own.own_s * q.gradient_bytes
-                held[3:] = [flows.own_pulling * own_s, flows.own_pushing * own.sent * own_s]
-            return maximum(slowed(kind, own, others, 1.0).iteration_s, least_s), held
+                own_s = own.own_s * q.gradient_bytes
+                held += [flows.own_pulling * own_s, flows.own_pushing * own.sent * own_s]
+            return maximum(_iteration(job, kind, own, 1.0, flows).iteration_s, least_s), held
 
         return cycle
 
