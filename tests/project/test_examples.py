@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+
+from perfmodel import plan
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("[0-9]*.py"))
@@ -39,3 +45,63 @@ def test_example_prints_its_output(example: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
 def test_example_is_short(example: Path) -> None:
     assert len(example.read_text(encoding="utf-8").splitlines()) < 40
+
+
+def loaded(name: str) -> Any:
+    """An example that is a program to build on, as a module."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_scheduler_ends_jobs_sooner_than_equal_shares(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loaded("scheduler").main(jobs=20, gpus=60, seconds=20)
+    plan_line, ended, sooner = capsys.readouterr().out.splitlines()
+    assert plan_line.startswith("a plan for about 20 jobs on 60 GPUs: ")
+    now, before = (int(part.split()[-1]) for part in ended.split(","))
+    assert now > before
+    earlier, later = (int(sooner.split()[k].strip(";")) for k in (1, 4))
+    assert earlier > 2 * later
+
+
+def test_the_scheduler_gives_gpus_where_they_gain_most() -> None:
+    """Against all ways to share six GPUs among three jobs."""
+    scheduler = loaded("scheduler")
+    alone = np.array([[0.0, 1.0, 1.9, 2.7, 3.4, 4.0, 4.5], [0.0, 5.0, 5.5, 5.8, 6, 6, 6],
+                      [0.0, 2.0, 2.0, 5.0, 5.0, 5.0, 5.0]])  # fmt: skip
+    goodput = np.pad(alone, ((0, 0), (0, scheduler.MOST - 6)), mode="edge")
+    given = scheduler.marginal(goodput, 6)
+    worth = {
+        (a, b, c): sum(alone[i, k] / alone[i, 1] for i, k in enumerate((a, b, c)))
+        for a in range(7)
+        for b in range(7 - a)
+        for c in [6 - a - b]
+    }
+    assert given.sum() <= 6
+    assert worth[tuple(given.tolist())] == max(worth.values())
+    assert worth[6, 0, 0] < max(worth.values())
+
+
+def test_the_time_for_skypilot_is_that_of_a_plan() -> None:
+    """A stand-in for `sky.Resources` has what the estimator reads of it."""
+    module = loaded("skypilot_time_estimator")
+    estimate = module.time_estimator("resnet50", dataset_size=1281167, epochs=90, nodes=2)
+
+    def seconds(name: str | None, accelerators: dict[str, float] | None) -> int:
+        found: int = estimate(SimpleNamespace(instance_type=name, accelerators=accelerators))
+        return found
+
+    planned = plan(
+        model="resnet50", instance=["p3.16xlarge"], arch="allreduce", workers=16, batch_size=64,
+        dataset_size=1281167, epochs=90, fidelity="coarse",
+    )  # fmt: skip
+    assert seconds("p3.16xlarge", {"V100": 8}) == round(planned.first.time_s)
+    assert seconds("n1-standard-8", {"V100": 1}) < seconds("n1-standard-8", {"P100": 1})
+    unknown = ("m5.large", None), ("p3.16xlarge", {}), (None, {"V100": 8}), ("x", {"T4": 1})
+    for name, has in unknown:
+        assert seconds(name, has) == module.NEVER_S
