@@ -28,6 +28,8 @@ CASES: tuple[tuple[str, str, dict[str, Any], float | None], ...] = (
     ("ps asp, queueing", "asp", {"overlap": False}, None),
     ("ps asp, queueing, as a whole", "asp", {}, float("inf")),
     ("ps asp, queueing, per layer", "asp", {}, None),
+    ("ps ssp, queueing", "ssp", {"overlap": False}, None),
+    ("ps ssp, queueing, per layer", "ssp", {}, None),
     ("easgd, queueing", "easgd", {}, None),
     ("ad_psgd, queueing", "ad_psgd", {}, None),
 )

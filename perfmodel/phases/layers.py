@@ -49,7 +49,7 @@ class Stage(NamedTuple):
 
     @property
     def constants(self) -> lines.Service | None:
-        """What is constant, if that is all but ``times``, and one part is served after the other."""
+        """What is constant; None unless that is all but ``times``, and parts are served in turn."""
         values = (self.per_tensor_s, self.per_byte_s, self.alone_per_byte_s)
         one_by_one = isinstance(self.longer, float) and self.longer == 1.0
         plain = one_by_one and all(isinstance(value, (int, float)) for value in values)

@@ -243,7 +243,7 @@ def _evaluated(
     q = msgspec.structs.replace(q, **changed)
     found = phases(job, sharpness=sharpness, among=q)
     iteration_s = found.iteration_s
-    whole = {
+    return {
         "iteration_s": iteration_s,
         "throughput_samples_per_s": q.workers * batch / iteration_s,
         "idle_fraction": 1.0 - found.compute_s / iteration_s,
@@ -251,4 +251,3 @@ def _evaluated(
         **{f"phase {name}": part.seconds for name, part in found.parts.items()},
         **{f"use {name}": seconds / iteration_s for name, seconds in found.busy_s.items()},
     }
-    return whole

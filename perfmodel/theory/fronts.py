@@ -33,7 +33,7 @@ def needed(lines: Lines) -> Lines:
     [[0.0, 4.0], [3.0, 3.0], [4.0, 0.0]]
     """
     lines = np.unique(lines, axis=0)
-    below = (lines[:, None, :] >= lines[None, :, :]).all(2)
+    below = np.all(lines[:, None, :] >= lines[None, :, :], axis=2)
     np.fill_diagonal(below, False)
     lines = lines[~below.any(0)]
     if len(lines) < 3:

@@ -1,0 +1,104 @@
+"""Many values at once: the longest ways through the layers give what a walk through them gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel import Job, Variants, evaluate, make_job
+from perfmodel.inputs import catalogue
+from perfmodel.phases import lines
+from perfmodel.phases.layers import Layers, Part, Stage
+
+SIZE = 600
+
+CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("resnet18", "asp", {}),
+    ("vgg16", "asp", {"servers": 3}),
+    ("alexnet", "ssp", {}),
+    ("alexnet", "bsp", {}),
+    ("alexnet", "asp", {"compression": "quantised", "encode_per_byte_s": 1e-10}),
+    ("alexnet", "asp", {"duplex": True}),
+)
+
+
+def job(model: str, arch: str, options: dict[str, Any]) -> Job:
+    return make_job(model=model, device="v100", arch=arch, workers=8, options=options)
+
+
+def axes(size: int = SIZE) -> dict[str, Any]:
+    draw = np.random.default_rng(0)
+    return {
+        "workers": draw.integers(1, 12, size),
+        "bandwidth_bytes_per_s": 10.0 ** draw.uniform(7.5, 11.0, size),
+        "batch_size": draw.integers(1, 200, size),
+    }
+
+
+def both(one: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[Variants, Variants]:
+    """By the longest ways, and by a walk through the layers."""
+    monkeypatch.setattr(lines, "MANY", 2)
+    fast = evaluate(one, **axes())
+    monkeypatch.setattr(lines, "MANY", 10 * SIZE)
+    return fast, evaluate(one, **axes())
+
+
+def off(fast: Variants, slow: Variants) -> float:
+    """The largest difference of any phase, relative to the iteration."""
+    pairs = [(fast.phases_s[name], slow.phases_s[name]) for name in slow.phases_s]
+    return max(float(np.max(np.abs(a - b) / slow.iteration_s)) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("model", "arch", "options"), CASES)
+def test_the_longest_way_is_the_walk(
+    model: str, arch: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert off(*both(job(model, arch, options), monkeypatch)) < 1e-13
+
+
+def test_canary_a_way_too_few_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = job("alexnet", "asp", {})
+    good = lines.pull
+
+    def wrong(*given: Any) -> Any:
+        ways = good(*given)
+        assert ways is not None
+        return ways._replace(lines=tuple(each[:-1] for each in ways.lines))
+
+    monkeypatch.setattr(lines, "pull", wrong)
+    assert off(*both(one, monkeypatch)) > 1e-3
+
+
+def test_by_hand() -> None:
+    """Two layers of 1 s and of 4 and 2 bytes: sent at x, then updated at y per byte."""
+    parts = (Part(0, 4.0, 1.0),), (Part(0, 2.0, 1.0),)
+    layers = Layers((1.0, 1.0), (1.0, 1.0), (4.0, 2.0), parts, (0, 1), 0.0, 0.0)
+    x, y = np.full(lines.MANY, 1.0), np.linspace(0.1, 3.0, lines.MANY)
+    stages = [Stage(0.0, 1, times=x), Stage(0.0, 1.0, times=y)]
+    computed, sent, updated, last = layers.backward_and_send_s(1.0, stages, latency_s=0.5)
+    assert set(computed.tolist()) == {2.0}
+    assert set(sent.tolist()) == {7.0}
+    assert updated == pytest.approx(np.maximum(7.0, 3.0 + 2.0 * y) + 4.0 * y, rel=1e-15)
+    assert last == pytest.approx(updated + 0.5)
+
+
+def test_many_ways_are_not_looked_for() -> None:
+    """A third stage, such as pulls beside pushes, and layers of which too many ways are left."""
+    service = lines.Service(0.0, 1.0, 0.0)
+    backward = lines.Backward((1.0,), (1.0,), (((0, 1.0, 1.0),),), 0.0)
+    assert lines.send(backward, (service,) * 2, overlap=True, encoded=False) is not None
+    assert lines.send(backward, (service,) * 3, overlap=True, encoded=False) is None
+
+
+@pytest.mark.parametrize("model", ["bert-base", "vit-b16", "gpt2-small"])
+@pytest.mark.slow
+def test_layers_of_the_catalogue_have_few_ways(model: str) -> None:
+    profile = catalogue.model(model)
+    layers = Layers.of(catalogue.workload(profile, device_name="v100", batch_size=32))
+    stages = lines.Service(0.0, 1.0, 0.0), lines.Service(2e-4, 9e-11, 0.0)
+    backward = lines.Backward(layers.backward_s, layers.bytes, layers._loads, layers.last_s)
+    found = lines.send(backward, stages, overlap=True, encoded=False)
+    assert found is not None
+    assert max(map(len, found.lines)) <= lines.MOST_LINES
