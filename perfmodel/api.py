@@ -343,7 +343,10 @@ def _cluster(
     if base.collectives:
         why = "those measured are of another bandwidth or latency"
         notes = [*notes, Assumption("collectives", "closed forms", "", why)]
-    changes = {"nic": changed(base.nic), "overrides": overrides, "collectives": ()}
+    changes: dict[str, Any] = {"nic": changed(base.nic), "overrides": overrides, "collectives": ()}
+    if base.server.nic is not None:
+        nic = changed(base.server.nic)
+        changes["server"] = msgspec.structs.replace(base.server, nic=nic)
     return msgspec.structs.replace(base, **changes), notes
 
 

@@ -88,7 +88,8 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on each node of the workers in turn, whose link it shares). Applying one pushed tensor of n
     bytes takes ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update
     threads. An update of n bytes takes a further ``n * optimizer_per_byte_s`` there, once: also
-    where it is made of the gradients of many workers.
+    where it is made of the gradients of many workers. ``nic`` is the link of a dedicated server's
+    node, by default as those of the workers' nodes.
     """
 
     placement: Literal["dedicated", "colocated"] = "dedicated"
@@ -96,6 +97,7 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     update_per_byte_s: float = 0.0
     threads: int = 1
     optimizer_per_byte_s: float = 0.0
+    nic: Link | None = None
 
     def __post_init__(self) -> None:
         number("update_per_tensor_s", self.update_per_tensor_s)
@@ -365,9 +367,22 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.nodes_for(workers) + server
 
     def nic_of(self, node: int) -> Link:
-        """Each link of ``node`` to the network."""
+        """Each link of ``node`` to the network, if it is no dedicated server's."""
         override = self._override(node)
         return override.nic if override is not None and override.nic is not None else self.nic
+
+    def nic_of_server(self, server: int, workers: int) -> Link:
+        """Each link of the node of ``server`` to the network, in a job of ``workers`` workers."""
+        node = self.node_of_server(server, workers)
+        override, own = self._override(node), self.server_nic
+        if own is None or (override is not None and override.nic is not None):
+            return self.nic_of(node)
+        return own
+
+    @property
+    def server_nic(self) -> Link | None:
+        """Each link of the node of a dedicated server, where it differs from the workers'."""
+        return self.server.nic if self.server.placement == "dedicated" else None
 
     def path_efficiency(self, nodes: int) -> float:
         """Fraction of their links that a job gets on so many nodes."""

@@ -62,7 +62,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         limit.
     latency_s : one way; None if not given.
     inside_bytes_per_s : what a device sends inside the node; None if not given.
-    egress_usd_per_byte : traffic out of the region; what a plan costs is without it.
+    egress_usd_per_byte : traffic out of the region, of which a plan has none.
     source, date : of the line.
     """
 
@@ -87,7 +87,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The name with its accelerators."""
-        return f"{self.name} ({self.devices} x {self.accelerator})"
+        return f"{self.name} ({self.devices} x {self.accelerator})" if self.devices else self.name
 
     @property
     def device(self) -> str | None:
@@ -108,14 +108,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
             return float(found[1]) * GIB
         return catalogue.device(self.device).memory_bytes if self.device is not None else None
 
-    def price(self, spot: bool) -> float | None:
-        """USD per hour."""
-        return self.spot_usd_per_h if spot else self.price_usd_per_h
-
-    def cluster(self) -> Cluster:
-        """As many of these instances as a job needs, with their links.
-
-        Parameter servers are on the nodes of the workers.
+    @property
+    def nic(self) -> Link:
+        """Each of its links to the network.
 
         Raises
         ------
@@ -123,22 +118,44 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.network_bytes_per_s is None:
             raise InputError(f"{self.place}: NetworkGbps: is empty")
-        base = catalogue.cluster(catalogue.DEFAULT_CLUSTER).server
         latency_s = LATENCY_S if self.latency_s is None else self.latency_s
         efficiency = RDMA_EFFICIENCY if latency_s < RDMA_LATENCY_S else TCP_EFFICIENCY
-        flow = self.flow_bytes_per_s
+        return Link(self.network_bytes_per_s / self.nics, latency_s, efficiency)
+
+    def price(self, spot: bool) -> float | None:
+        """USD per hour."""
+        return self.spot_usd_per_h if spot else self.price_usd_per_h
+
+    def cluster(self, servers: Instance | None = None) -> Cluster:
+        """As many of these instances as a job needs, with their links.
+
+        Parameter servers are on the nodes of the workers, or on instances ``servers`` of their own.
+
+        Raises
+        ------
+        InputError : the rate of the network is not known.
+        """
+        nic = self.nic
+        server = catalogue.cluster(catalogue.DEFAULT_CLUSTER).server
+        flows = [nic.efficiency * self.flow_bytes_per_s] if self.flow_bytes_per_s else []
+        if servers is None:
+            server = msgspec.structs.replace(server, placement="colocated")
+        else:
+            server = msgspec.structs.replace(server, placement="dedicated", nic=servers.nic)
+            own = servers.flow_bytes_per_s
+            flows += [servers.nic.efficiency * own] if own else []
         inside = self.inside_bytes_per_s or INSIDE.get(self.device or "", PCIE_BYTES_PER_S)
         return Cluster(
             name=self.name,
             title=self.label,
-            nic=Link(self.network_bytes_per_s / self.nics, latency_s, efficiency),
+            nic=nic,
             devices_per_node=self.devices,
             nics_per_node=self.nics,
             intra_node=IntraNode(inside, INSIDE_LATENCY_S, INSIDE_EFFICIENCY, "per_device")
             if self.devices > 1
             else None,
-            server=msgspec.structs.replace(base, placement="colocated"),
-            flow_bytes_per_s=flow * efficiency if flow is not None else None,
+            server=server,
+            flow_bytes_per_s=min(flows, default=None),
             source=Source("published", self.source or self.place, None, self.date or None),
         )
 
@@ -148,12 +165,14 @@ def shipped() -> Path:
     return catalogue.folder() / "instances" / "instances.csv"
 
 
-def read_instances(path: str | Path | None = None) -> tuple[Instance, ...]:
+def read_instances(
+    path: str | Path | None = None, *, bare: bool = False
+) -> tuple[Instance, ...]:
     """The lines of a catalogue that have accelerators; by default of the shipped one.
 
-    Lines without an accelerator, and accelerators that are priced apart from a machine (without an
-    InstanceType), are left out. What a catalogue does not say of the network of an instance type is
-    taken from the shipped one, where that has it.
+    Lines without an accelerator, unless ``bare`` asks for them, and accelerators that are priced
+    apart from a machine (without an InstanceType), are left out. What a catalogue does not say of
+    the network of an instance type is taken from the shipped one, where that has it.
 
     Raises
     ------
@@ -168,7 +187,7 @@ def read_instances(path: str | Path | None = None) -> tuple[Instance, ...]:
     rows = [
         _instance(msgspec.structs.replace(row, table=called))
         for row in table
-        if row.has("InstanceType") and row.has("AcceleratorName")
+        if row.has("InstanceType") and (bare or row.has("AcceleratorName"))
     ]
     if not rows:
         raise InputError(f"{place}: no line has an InstanceType and an AcceleratorName")
@@ -185,8 +204,8 @@ def _instance(row: TableRow) -> Instance:
 
     return Instance(
         name=row.text("InstanceType"),
-        accelerator=row.text("AcceleratorName"),
-        devices=row.whole("AcceleratorCount"),
+        accelerator=row.text("AcceleratorName") if row.has("AcceleratorName") else "",
+        devices=row.whole("AcceleratorCount") if row.has("AcceleratorName") else 0,
         region=row.text("Region"),
         price_usd_per_h=given("Price", most=MOST_USD_PER_H),
         spot_usd_per_h=given("SpotPrice", most=MOST_USD_PER_H),
@@ -269,3 +288,30 @@ def choose(
             known = [each for each in several if each.place in priced]
             found.append(min(known, key=lambda each: priced[each.place]))
     return found, out
+
+
+def choose_servers(
+    rows: Iterable[Instance], types: Collection[str], *, spot: bool = False
+) -> list[Instance]:
+    """The cheapest line of each of these instance types in each region, for parameter servers.
+
+    Raises
+    ------
+    InputError : an unknown type, one without a price, or one whose network is not known.
+    """
+    rows, found = list(rows), list[Instance]()
+    for name in types:
+        mine = [each for each in rows if each.name == name]
+        if not mine:
+            raise unknown_name("instance type", name, {each.name for each in rows})
+        priced = [each for each in mine if each.price(spot) is not None]
+        if not priced:
+            column = "SpotPrice" if spot else "Price"
+            raise InputError(f"{mine[0].place}: {column}: is empty, for {name}")
+        if priced[0].network_bytes_per_s is None:
+            raise InputError(f"{mine[0].place}: NetworkGbps: is empty, for {name}")
+        cheapest: dict[str, Instance] = {}
+        for each in sorted(priced, key=lambda each: each.price(spot) or 0.0):
+            cheapest.setdefault(each.region, each)
+        found += cheapest.values()
+    return found

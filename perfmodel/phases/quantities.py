@@ -281,12 +281,12 @@ def quantities_of(job: Job) -> Quantities:
     nodes = range(cluster.nodes_for(n))
     nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
     servers = max(job.options.server_count, 1)
-    homes = [cluster.node_of_server(s, n) for s in range(servers)] if cluster.overrides else []
+    own = cluster.server_nic if job.options.server_count else None
+    unlike = cluster.overrides or own is not None
+    theirs = [cluster.nic_of_server(s, n) for s in range(servers)] if unlike else []
     passing = job.path_efficiency
     goodput = passing * min(nic.goodput_bytes_per_s for nic in nics)
-    at_servers = min(
-        (passing * cluster.nic_of(h).goodput_bytes_per_s for h in homes), default=goodput
-    )
+    at_servers = min((passing * nic.goodput_bytes_per_s for nic in theirs), default=goodput)
     inside, over = cluster.intra_node, cluster.core_oversubscription
     placed = bool(cluster.devices_on_nodes)
     classes = _classes(job)
@@ -302,7 +302,7 @@ def quantities_of(job: Job) -> Quantities:
         core_bandwidth_bytes_per_s=(
             math.inf if over is None else cluster.nics_per_node * goodput / over
         ),
-        latency_s=max(nic.latency_s for nic in nics),
+        latency_s=max(nic.latency_s for nic in (*nics, own) if nic is not None),
         inside_bandwidth_bytes_per_s=math.inf if inside is None else inside.goodput_bytes_per_s,
         inside_latency_s=0.0 if inside is None else inside.latency_s,
         forward_s=w.forward_s * mean,

@@ -94,7 +94,8 @@ def traits(job: Job, found: Phases) -> frozenset[str]:
         "jitter": cv > 0.0,
         f"jitter of {MUCH_JITTER:.0%} or more": cv >= MUCH_JITTER,
         "unequal speeds": len(speeds) > 1,
-        "unequal links": any(each.nic is not None for each in cluster.overrides),
+        "unequal links": any(each.nic is not None for each in cluster.overrides)
+        or (job.options.server_count > 0 and cluster.server_nic is not None),
         "several devices on a node": cluster.fullest(n) > 1,
         "a core that limits": cluster.core_oversubscription is not None,
         f"at most {FEW_WORKERS} workers": n <= FEW_WORKERS,

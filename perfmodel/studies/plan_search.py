@@ -331,6 +331,7 @@ class Search:
             nodes=int(among.nodes[i]),
             workers=found.workers,
             servers=self.jobs[i].options.server_count or None,
+            server_instance=some.home.name if some.home is not None else None,
             architecture=some.arch,
             options=dict(some.options),
             batch_size=found.batch_size,

@@ -63,13 +63,16 @@ class Axes(NamedTuple):
 
 class Series(NamedTuple):
     """Candidates that differ in workers and servers: an instance type and its price per hour, the
-    job with one worker, the name of its architecture, and the options given."""
+    job with one worker, the name of its architecture, the options given, and the instance type that
+    servers have for themselves, with its price; None where they are on the workers' nodes."""
 
     instance: Instance
     price_usd_per_h: float
     job: Job
     arch: str
     options: Mapping[str, Any]
+    home: Instance | None = None
+    home_usd_per_h: float = 0.0
 
 
 class Space(NamedTuple):
@@ -81,7 +84,7 @@ class Space(NamedTuple):
     left_out : what was not evaluated, and why.
     workers, servers, nodes, batch_size : whole numbers; 0 servers where there are none.
     step_s, rate, idle, staleness : predicted by formulas; ``rate`` in samples per second.
-    price : USD per hour of all nodes.
+    price : USD per hour of all nodes, those of servers as well.
     worker_bytes, device_bytes : memory that is needed, and there (inf if not known).
     """
 
@@ -124,6 +127,7 @@ def space(
     profile: Any,
     axes: Axes,
     *,
+    homes: Sequence[tuple[Instance, float]] = (),
     most_workers: int | None = None,
     common: Mapping[str, Any],
 ) -> Space:
@@ -133,6 +137,8 @@ def space(
     ----------
     instances : instance types and their price in USD per hour.
     profile : of the model.
+    homes : instance types that servers may have for themselves, and their price, likewise. They are
+        in the region of the workers, so that no traffic leaves it.
     most_workers : limit on the workers.
     common : further arguments of :func:`perfmodel.make_job`, for every job.
 
@@ -154,7 +160,6 @@ def space(
         except InputError as error:
             out.append(f"{instance.label}: {error}")
             continue
-        cluster = instance.cluster()
         counts = np.array(_workers(instance, axes.workers, most), np.int64)
         if not len(counts):
             out.append(f"{instance.label}: more than {most} devices in a node")
@@ -164,14 +169,19 @@ def space(
             own = counts if (arch, options) == architectures[0] else counts[counts > 1]
             if not len(own):
                 continue
-            given = {"workload": work, "cluster": cluster, "arch": arch, "options": options}
-            job = api.make_job(**given, **common)
-            series = Series(instance, price, job, arch, options)
-            columns = _evaluated(series, own, axes.servers)
-            columns["of"] = np.full(len(columns["workers"]), len(found))
-            found.append(series)
-            parts.append(columns)
-            count += len(columns["of"])
+            given = {"workload": work, "arch": arch, "options": options, **common}
+            job = api.make_job(**given, cluster=instance.cluster())
+            every = [Series(instance, price, job, arch, options)]
+            for home, usd_per_h in homes:
+                if job.options.server_count and home.region == instance.region:
+                    apart = api.make_job(**given, cluster=instance.cluster(home))
+                    every.append(Series(instance, price, apart, arch, options, home, usd_per_h))
+            for series in every:
+                columns = _evaluated(series, own, axes.servers)
+                columns["of"] = np.full(len(columns["workers"]), len(found))
+                found.append(series)
+                parts.append(columns)
+                count += len(columns["of"])
             if count > MOST_CANDIDATES:
                 raise InputError(f"plan: more than {MOST_CANDIDATES} candidates")
     if not parts:
@@ -237,7 +247,7 @@ def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> dict[str,
     workers, many = (each.ravel() for each in np.meshgrid(counts, some, indexing="ij"))
     nodes = -(-workers // instance.devices)
     if not servers:
-        fits = many <= np.maximum(nodes, 1)
+        fits = many <= np.maximum(nodes if series.home is None else workers, 1)
         workers, many, nodes = workers[fits], many[fits], nodes[fits]
     found = evaluate(
         job,
@@ -256,7 +266,7 @@ def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> dict[str,
         "rate": found.throughput_samples_per_s,
         "idle": found.idle_fraction,
         "staleness": found.staleness,
-        "price": nodes * series.price_usd_per_h,
+        "price": nodes * series.price_usd_per_h + many * series.home_usd_per_h,
         "worker_bytes": _worker_bytes(job, workers),
         "device_bytes": np.full(size, np.inf if device_bytes is None else device_bytes),
     }

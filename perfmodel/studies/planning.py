@@ -46,6 +46,7 @@ def plan(
     instance: Sequence[str] = (),
     region: str | None = None,
     spot: bool = False,
+    server_instances: Sequence[str] = (),
     top: int = 10,
     fidelity: Literal["auto", "coarse"] = "auto",
     max_ops: float = MAX_OPS,
@@ -65,6 +66,8 @@ def plan(
     limits : see :class:`PlanLimits`.
     catalogue_file : a catalogue of instances (CSV); by default the shipped one.
     instance, region, spot : see :func:`perfmodel.inputs.instances.choose`.
+    server_instances : instance types on which parameter servers may have machines of their own, one
+        each, in the workers' region. Servers on the nodes of the workers are tried as well.
     top : candidates of the ranked list.
     fidelity : *auto* simulates the best until their order is settled; *coarse* never does.
     max_ops : operations that the simulation of one candidate may take.
@@ -94,12 +97,17 @@ def plan(
     )
     if not rows:
         raise none_left(out)
+    homes: list[Instance] = []
+    if server_instances:
+        bare = instances.read_instances(catalogue_file, bare=True)
+        homes = instances.choose_servers(bare, server_instances, spot=spot)
     axes, common = _axes(varied)
     profile = _profile(model, workload)
     among = space(
         [(row, row.price(spot) or 0.0) for row in rows],
         profile,
         axes,
+        homes=[(row, row.price(spot) or 0.0) for row in homes],
         most_workers=limits.max_workers,
         common=common,
     )
@@ -172,6 +180,8 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
     rest_on = {(each.instance, each.accelerator) for each in ranked}
     rest_on |= {(each.instance, each.accelerator) for each in front}
     rest_on |= {(other.instance, other.accelerator)} if other is not None else set()
+    homes = {each.server_instance for each in ranked} | {each.server_instance for each in front}
+    homes |= {other.server_instance} if other is not None else set()
     return Plan(
         objective=search.goal.objective,
         samples=search.goal.samples,
@@ -190,7 +200,7 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
         probability_kind=same,
         probability_over_runner_up=over,
         change=_change(search, profile, order[0]),
-        prices=tuple(_prices(search, rest_on)),
+        prices=tuple(_prices(search, rest_on, homes)),
         left_out=(*out, *search.among.left_out),
         notes=tuple(_notes(search, first)),
     )
@@ -226,6 +236,7 @@ def _front(search: Search) -> tuple[Trade, ...]:
                 nodes=int(among.nodes[i]),
                 workers=int(among.workers[i]),
                 servers=int(among.servers[i]) or None,
+                server_instance=series.home.name if series.home is not None else None,
                 architecture=series.arch,
                 options=dict(series.options),
                 batch_size=int(among.batch_size[i]),
@@ -304,13 +315,19 @@ def _precisions(profile: Profile, job: Job) -> Iterator[Lever]:
         yield Lever(f"precision {precision}", then / now)
 
 
-def _prices(search: Search, names: Collection[tuple[str, str]]) -> Iterator[Price]:
-    """The lines of the catalogue for instance types and their accelerators."""
+def _prices(
+    search: Search, names: Collection[tuple[str, str]], homes: Collection[str | None]
+) -> Iterator[Price]:
+    """The lines of the catalogue for instance types and their accelerators, and for servers'."""
     rows: dict[Instance, float] = {
-        some.instance: some.price_usd_per_h for some in search.among.series
+        some.instance: some.price_usd_per_h
+        for some in search.among.series
+        if (some.instance.name, some.instance.accelerator) in names
+    }
+    rows |= {
+        some.home: some.home_usd_per_h
+        for some in search.among.series
+        if some.home is not None and some.home.name in homes
     }
     for row, price in rows.items():
-        if (row.name, row.accelerator) in names:
-            yield Price(
-                row.name, row.accelerator, price, row.region, row.date, row.place, row.source
-            )
+        yield Price(row.name, row.accelerator, price, row.region, row.date, row.place, row.source)

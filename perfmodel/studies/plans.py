@@ -29,9 +29,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     instance, accelerator, device, precision : the machine, and what its computation is taken from.
-    nodes, workers, servers : numbers; servers are on the nodes of the workers, None without.
+    nodes, workers, servers : numbers; nodes are those of workers; None without servers.
+    server_instance : what each server has for itself; None where they are on the workers' nodes.
     architecture, options, batch_size, global_batch_size : the batch sizes in samples.
-    price_usd_per_h : of all nodes.
+    price_usd_per_h : of all nodes, those of servers as well.
     time_s, cost_usd, samples_per_usd : of the whole training, or of a million samples.
     ..._interval : in 9 of 10 cases.
     probability_best : that it really is the best of all that were predicted one by one.
@@ -46,6 +47,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     workers: int
     servers: int | None
+    server_instance: str | None
     architecture: str
     options: dict[str, Any]
     batch_size: int
@@ -74,11 +76,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """The candidate in words."""
-        servers = f", {self.servers} servers" if self.servers else ""
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         return (
             f"{self.nodes} x {self.instance} ({self.workers} x {self.accelerator}), "
-            f"{self.architecture}{options}{servers}, batch {self.batch_size}"
+            f"{self.architecture}{options}{said_of(self)}, batch {self.batch_size}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,12 +98,19 @@ class Trade(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     workers: int
     servers: int | None
+    server_instance: str | None
     architecture: str
     options: dict[str, Any]
     batch_size: int
     time_s: float
     cost_usd: float
     fidelity: str
+
+
+def said_of(each: Candidate | Trade) -> str:
+    """The servers of a candidate in words."""
+    on = f" on {each.server_instance}" if each.server_instance else ""
+    return f", {each.servers} servers{on}" if each.servers else ""
 
 
 class Lever(msgspec.Struct, frozen=True):
@@ -261,5 +269,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def _key(each: Candidate | Trade) -> tuple[Any, ...]:
     """What tells candidates apart."""
     options = json.dumps(each.options, sort_keys=True)
-    sizes = (each.workers, each.servers, each.batch_size)
+    sizes = (each.workers, each.servers, each.server_instance, each.batch_size)
     return each.instance, each.architecture, options, *sizes

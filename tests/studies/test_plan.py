@@ -289,3 +289,74 @@ def test_bad_input_is_one_line(
     assert error.startswith("perfmodel: error:")
     assert error.count("\n") == 1
     assert said in error
+
+
+MACHINES = (
+    "gpu,V100,1,3.0,here,10,",
+    "gpu,V100,1,2.9,there,10,",
+    "box,,,0.5,here,20,5",
+    "box,,,0.4,elsewhere,20,5",
+    "dear,,,50.0,here,20,",
+)
+
+
+def with_servers(folder: Path, **more: Any) -> Any:
+    given: dict[str, Any] = {"model": "vgg16", "arch": "ps", "workers": [4, 8], "batch_size": 32}
+    given |= {"servers": [2], "server_instances": ["box"], "region": "here", "fidelity": "coarse"}
+    return plan(catalogue_file=written(folder, *MACHINES), **{**given, **more}, **AMOUNT)
+
+
+def test_servers_have_machines_of_their_own_and_cost(tmp_path: Path) -> None:
+    found = with_servers(tmp_path)
+    assert {each.server_instance for each in found.ranked} == {None, "box"}
+    for each in found.ranked:
+        boxes = 0.5 * 2 if each.server_instance else 0.0
+        assert each.price_usd_per_h == pytest.approx(3.0 * each.nodes + boxes)
+        assert each.cost_usd == pytest.approx(each.time_s / 3600.0 * each.price_usd_per_h)
+    apart = next(each for each in found.ranked if each.server_instance)
+    assert apart.label.endswith("ps, 2 servers on box, batch 32")
+    assert ("box", 0.5) in [(each.instance, each.price_usd_per_h) for each in found.prices]
+
+
+def test_servers_link_and_connections_are_those_of_their_machines(tmp_path: Path) -> None:
+    """Twice the link of the workers, and 5 Gbps for each connection."""
+    boxes = [r for r in read_instances(written(tmp_path, *MACHINES), bare=True) if r.name == "box"]
+    gpu = read_instances(written(tmp_path, *MACHINES))[0]
+    one, apart = gpu.cluster(), gpu.cluster(boxes[0])
+    assert one.server.placement == "colocated"
+    assert apart.server.nic is not None
+    assert apart.server.nic.bandwidth_bytes_per_s == 2.0 * apart.nic.bandwidth_bytes_per_s
+    assert apart.flow_bytes_per_s == pytest.approx(6.25e8 * 0.9415)
+    assert one.flow_bytes_per_s is None
+
+
+def test_servers_are_in_the_region_of_the_workers(tmp_path: Path) -> None:
+    """The cheaper box elsewhere is not taken, nor is any where there is none."""
+    found = with_servers(tmp_path, region="there")
+    assert {each.server_instance for each in found.ranked} == {None}
+    found = with_servers(tmp_path)
+    assert {p.region for p in found.prices} == {"here"}
+
+
+def test_dear_servers_lose_by_cost_and_may_win_by_time(tmp_path: Path) -> None:
+    cheap = with_servers(tmp_path, server_instances=["dear"], objective="cost")
+    assert cheap.first.server_instance is None
+    fast = with_servers(tmp_path, server_instances=["dear"], objective="time")
+    assert fast.first.server_instance == "dear"
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "said"),
+    [
+        ((), ["bix"], "unknown instance type 'bix'"),
+        (("free,,,,here,20,",), ["free"], "line 7: Price: is empty, for free"),
+        (("none,,,1.0,here,,",), ["none"], "line 7: NetworkGbps: is empty, for none"),
+        (("odd,,,-1.0,here,20,",), ["odd"], "line 7: Price: must be more than 0"),
+    ],
+)
+def test_server_instances_that_will_not_do(
+    rows: tuple[str, ...], names: list[str], said: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, *MACHINES, *rows)
+    with pytest.raises(InputError, match=said):
+        plan(model="vgg16", catalogue_file=path, arch="ps", workers=4, server_instances=names)

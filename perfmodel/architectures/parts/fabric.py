@@ -68,6 +68,9 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         each = cluster.nics_per_node
         goodput, latency_s = (np.full(nodes, getattr(cluster.nic, name))
                               for name in ("goodput_bytes_per_s", "latency_s"))  # fmt: skip
+        if cluster.server_nic is not None:
+            goodput[place[workers:]] = cluster.server_nic.goodput_bytes_per_s
+            latency_s[place[workers:]] = cluster.server_nic.latency_s
         for override in cluster.overrides:
             if override.nic is not None and override.node < nodes:
                 goodput[override.node] = override.nic.goodput_bytes_per_s

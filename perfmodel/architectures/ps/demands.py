@@ -122,3 +122,8 @@ class Flows(msgspec.Struct, frozen=True, eq=False):
     own_pulling: Quantity
     own_pushing: Quantity
     in_step: bool = False
+
+    @property
+    def shared(self) -> tuple[Quantity, Quantity, Quantity]:
+        """Those at the servers: on their links out and in, and at their update threads."""
+        return self.pulling, self.pushing, self.updating

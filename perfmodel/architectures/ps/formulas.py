@@ -250,8 +250,7 @@ def _apart(job: Job, q: Quantities) -> Phases:
     def cycle_of(kind: Quantities, own: Demands, least_s: Quantity) -> Any:
         def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
             flows = _flows(q, own, others)
-            sharing = (flows.pulling, flows.pushing, flows.updating)
-            held = [times * demand for times, demand in zip(sharing, demands, strict=False)]
+            held = [times * demand for times, demand in zip(flows.shared, demands, strict=False)]
             if beside:
                 own_s = own.own_s * q.gradient_bytes
                 held += [flows.own_pulling * own_s, flows.own_pushing * own.sent * own_s]

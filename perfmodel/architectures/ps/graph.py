@@ -163,7 +163,7 @@ class _Builder:
         while several push there, and is taken to be so half of the time (docs/decisions/0029)."""
         found = np.zeros((self.shape[0], self.options.servers))
         for server, away in self._crowds():
-            link = self.job.cluster.nic_of(int(self.home[server]))
+            link = self.job.cluster.nic_of_server(server, self.job.workers)
             full_s = (self.job.cluster.queue_bytes or 0.0) / link.goodput_bytes_per_s
             found[away, server] = full_s / 2.0
         return found[:, self.slices.server]

@@ -31,7 +31,7 @@ LIMITS = {
 }
 """The flags of limits, and what the limits are called."""
 
-SPACE = ("arch", "workers", "servers", "batch_size", "precision", "instance")
+SPACE = ("arch", "workers", "servers", "batch_size", "precision", "instance", "server_instances")
 """Flags that take lists."""
 
 _limits = all_of(
@@ -60,6 +60,12 @@ _space = all_of(
             metavar="NAME,...",
             help="Instance types at hand.  [default: all]",
         ),
+        click.option(
+            "--server-instances",
+            callback=list_of(read_text, ranges=False),
+            metavar="NAME,...",
+            help="Instance types of servers that have machines of their own.  [default: none]",
+        ),
         click.option("--region", metavar="NAME", help="Of the prices.  [default: the cheapest]"),
         click.option("--spot", is_flag=True, help="Spot prices instead of those on demand."),
         click.option(
@@ -81,7 +87,7 @@ _space = all_of(
             )
             for name, text in {
                 "workers": "[default: whole nodes, up to 256 workers]",
-                "servers": "Parameter servers, on the nodes of the workers.  [default: 1,4,16]",
+                "servers": "Parameter servers.  [default: 1,4,16]",
                 "batch-size": "Samples per worker and step.  [default: 32,64,128,256,512]",
             }.items()
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.cli.printing.text import bold, dim, show
-from perfmodel.studies.plans import HOUR_S, Candidate, Plan, Price, Trade
+from perfmodel.studies.plans import HOUR_S, Candidate, Plan, Price, Trade, said_of
 
 WORDS = {
     "cost": "lowest cost",
@@ -56,10 +56,9 @@ def _row(rank: int, each: Candidate) -> tuple[str, ...]:
 
 
 def _trade(each: Trade) -> tuple[str, ...]:
-    servers = f", {each.servers} servers" if each.servers else ""
     label = (
         f"{each.nodes} x {each.instance} ({each.workers} x {each.accelerator}), "
-        f"{each.architecture}{servers}, batch {each.batch_size}"
+        f"{each.architecture}{said_of(each)}, batch {each.batch_size}"
     )
     return "", label, f"{each.time_s / HOUR_S:.3g}", f"{each.cost_usd:.4g}"
 
@@ -67,7 +66,7 @@ def _trade(each: Trade) -> tuple[str, ...]:
 def _price(each: Price) -> tuple[str, ...]:
     return (
         "",
-        f"{each.instance} ({each.accelerator})",
+        f"{each.instance} ({each.accelerator})" if each.accelerator else each.instance,
         f"{each.price_usd_per_h:g}",
         each.region,
         each.date or "-",
