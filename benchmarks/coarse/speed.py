@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ CASES: tuple[tuple[str, str, dict[str, Any], float | None], ...] = (
 
 
 def speeds(configurations: int = CONFIGURATIONS) -> Iterator[tuple[str, float, float]]:
-    """For each case: configurations per second in one call, and seconds of one scalar call.
+    """For each case: configurations per second of processor time in one call, and seconds of one
+    scalar call.
 
     Workers (up to 64) and bandwidth are drawn at random; the model is ResNet-50.
     """
@@ -56,6 +57,6 @@ def speeds(configurations: int = CONFIGURATIONS) -> Iterator[tuple[str, float, f
 
 def _seconds(call: Any) -> Iterator[float]:
     for _ in range(REPEATS):
-        begin = perf_counter()
+        begin = process_time()
         call()
-        yield perf_counter() - begin
+        yield process_time() - begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,23 @@ def test_canary_a_way_too_few_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(lines, "pull", wrong)
     assert off(*both(one, monkeypatch)) > 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"servers": 2}])
+def test_layers_cost_little_more_than_the_whole(options: dict[str, Any]) -> None:
+    """In the same run. A walk through its layers would cost a hundred times as much."""
+    one, size = job("resnet50", "asp", options), 10 * lines.MANY
+
+    def seconds(sharpness: float | None) -> float:
+        draw = np.random.default_rng(0)
+        given = draw.integers(1, 9, size), 10.0 ** draw.uniform(8.0, 10.5, size)
+        begin = time.process_time()
+        evaluate(one, workers=given[0], bandwidth_bytes_per_s=given[1], sharpness=sharpness)
+        return time.process_time() - begin
+
+    seconds(None)
+    layered, whole = (min(seconds(s) for _ in range(3)) for s in (None, np.inf))
+    assert layered < 6.0 * whole
 
 
 def test_by_hand() -> None:
