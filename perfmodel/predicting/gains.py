@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.uncertainty import WIDTH
+from perfmodel.inputs.cluster import Cluster, Server
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.intervals import kind_of
 from perfmodel.results.prediction import Prediction
@@ -75,7 +76,8 @@ def chances(
 
     With a value :math:`v_i` that is in proportion to the throughput, job i is the best where
     :math:`v_i e^{x_i}` is the largest. Errors :math:`x_i` are normal, and those of jobs on one
-    cluster with the same devices are correlated as in :func:`gain`; others are independent.
+    cluster with the same devices, wherever its servers are, are correlated as in :func:`gain`;
+    others are independent.
 
     Parameters
     ----------
@@ -87,11 +89,15 @@ def chances(
     Shares of :data:`DRAWS` seeded draws; they add up to 1.
     """
     draw = np.random.default_rng(0)
-    places: dict[tuple[object, str], np.ndarray] = {}
+    places: dict[tuple[Cluster, str], np.ndarray] = {}
     logs = np.empty((len(jobs), DRAWS))
     for i, (job, found, value) in enumerate(zip(jobs, predictions, values, strict=True)):
         chance, rest = _spread(found)
-        place = (job.cluster, job.workload.device)
+        # where its servers are makes it no other cluster
+        place = (
+            msgspec.structs.replace(job.cluster, server=Server(), flow_bytes_per_s=None),
+            job.workload.device,
+        )
         if place not in places:
             places[place] = draw.standard_normal(DRAWS)
         shared = SHARED[kind_of(job).network]

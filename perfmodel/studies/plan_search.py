@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from perfmodel import api
-from perfmodel.base.arrays import Floats
+from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import gains
@@ -146,11 +146,23 @@ class Search:
         if most is not None:
             self.possible &= batch <= most
         if not self.possible.any():
-            least = among.worker_bytes.min() / among.device_bytes.max()
-            raise InputError(
-                f"plan: none of {len(among)} candidates fits: "
-                f"the global batch is too large, or a worker needs {least:.2f} times the memory"
+            raise self._no_room(batch)
+
+    def _no_room(self, batch: Ids) -> InputError:
+        """Error that says whether memory or the limit on the global batch leaves nothing."""
+        among, most = self.among, self.goal.limits.max_global_batch_size
+        times = among.worker_bytes / among.device_bytes
+        fits = times <= 1.0
+        if fits.any():
+            why = f"the smallest global batch that does takes {batch[fits].min()} samples of {most}"
+        else:
+            i = int(times.argmin())
+            some = among.series[among.of[i]]
+            why = (
+                f"a worker needs {times[i]:.3g} times the memory of its device at least, on "
+                f"{some.instance.label} with batch {among.batch_size[i]}, {some.arch}"
             )
+        return InputError(f"plan: none of {len(among)} candidates fits: {why}")
 
     def excess(self, lifted: str = "") -> Floats:
         """How many times its limit a candidate's worst value is; without the limit ``lifted``."""

@@ -186,6 +186,13 @@ def space(
                 raise InputError(f"plan: more than {MOST_CANDIDATES} candidates")
     if not parts:
         raise none_left(out)
+    if homes and not any(series.home for series in found):
+        places = {home.region for home, _ in homes}
+        raise InputError(
+            "server_instances: no architecture has servers"
+            if not any(series.job.options.server_count for series in found)
+            else f"server_instances: in {', '.join(sorted(places))} only, where no workers are"
+        )
     columns = {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
     return Space(tuple(found), tuple(out), **columns)
 

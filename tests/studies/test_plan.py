@@ -177,8 +177,14 @@ def test_lifting_a_limit_is_worth_what_it_gains() -> None:
 
 
 def test_memory_of_the_device_counts() -> None:
-    with pytest.raises(InputError, match="none of 1 candidates fits"):
+    with pytest.raises(InputError, match=r"none of 1 candidates fits: a worker needs \d.*memory"):
         plan(model="resnet50", instance=["p3.2xlarge"], arch="ring", workers=1, batch_size=4096)
+
+
+def test_a_global_batch_that_nothing_keeps_to_is_named() -> None:
+    few = PlanLimits(max_global_batch_size=100)
+    with pytest.raises(InputError, match=r"2 candidates fits: .* takes 512 samples of 100"):
+        plan(**{**SMALL, "arch": "ring", "instance": ["p3.16xlarge"]}, limits=few)
 
 
 def test_chances_of_two_are_those_of_their_gain() -> None:
@@ -201,6 +207,19 @@ def test_canary_chances_know_of_one_cluster(monkeypatch: pytest.MonkeyPatch) -> 
     cluster = msgspec.structs.replace(jobs[1].cluster, name="other")
     apart = [jobs[0], msgspec.structs.replace(jobs[1], cluster=cluster)]
     assert chances(apart, found, rates)[1] < known[1] - 0.02
+
+
+def test_chances_know_one_cluster_wherever_its_servers_are() -> None:
+    gpu = next(row for row in read_instances() if row.name == "p3.2xlarge")
+    jobs = [
+        make_job(model="vgg16", device="v100", cluster=cluster, arch="ps", workers=4)
+        for cluster in (gpu.cluster(), gpu.cluster(gpu))
+    ]
+    found = [predict(job, fidelity="coarse") for job in jobs]
+    first, second = chances(jobs, found, [1.0, 1.1])
+    one = [jobs[0], jobs[0]]
+    assert second == pytest.approx(chances(one, [found[0], found[1]], [1.0, 1.1])[1], abs=0.01)
+    assert first + second == pytest.approx(1.0)
 
 
 def test_a_limit_at_the_end_of_the_interval_is_kept_in_19_of_20() -> None:
@@ -331,11 +350,16 @@ def test_servers_link_and_connections_are_those_of_their_machines(tmp_path: Path
 
 
 def test_servers_are_in_the_region_of_the_workers(tmp_path: Path) -> None:
-    """The cheaper box elsewhere is not taken, nor is any where there is none."""
-    found = with_servers(tmp_path, region="there")
-    assert {each.server_instance for each in found.ranked} == {None}
+    """The cheaper box elsewhere is not taken."""
     found = with_servers(tmp_path)
     assert {p.region for p in found.prices} == {"here"}
+
+
+def test_servers_that_no_candidate_can_have(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="in elsewhere, here only, where no workers are"):
+        with_servers(tmp_path, region="there")
+    with pytest.raises(InputError, match="server_instances: no architecture has servers"):
+        with_servers(tmp_path, arch="ring", servers=None)
 
 
 def test_dear_servers_lose_by_cost_and_may_win_by_time(tmp_path: Path) -> None:
