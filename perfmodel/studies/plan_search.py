@@ -154,7 +154,7 @@ class Search:
         times = among.worker_bytes / among.device_bytes
         fits = times <= 1.0
         if fits.any():
-            why = f"the smallest global batch that does takes {batch[fits].min()} samples of {most}"
+            why = f"the smallest global batch is {batch[fits].min()} samples, of {most} at most"
         else:
             i = int(times.argmin())
             some = among.series[among.of[i]]

@@ -183,7 +183,7 @@ def test_memory_of_the_device_counts() -> None:
 
 def test_a_global_batch_that_nothing_keeps_to_is_named() -> None:
     few = PlanLimits(max_global_batch_size=100)
-    with pytest.raises(InputError, match=r"2 candidates fits: .* takes 512 samples of 100"):
+    with pytest.raises(InputError, match=r"2 candidates fits: .* is 512 samples, of 100 at most"):
         plan(**{**SMALL, "arch": "ring", "instance": ["p3.16xlarge"]}, limits=few)
 
 
