@@ -211,6 +211,7 @@ PREDICTION: dict[str, Any] = {
                     "update_per_byte_s": NUMBER,
                     "threads": WHOLE,
                     "optimizer_per_byte_s": NUMBER,
+                    "nic": NOTHING,
                 },
                 "overrides": [{"node": WHOLE, "nic": LINK, "speed": NUMBER}],
                 "collectives": [COLLECTIVE],
