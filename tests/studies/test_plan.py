@@ -384,3 +384,40 @@ def test_server_instances_that_will_not_do(
     path = written(tmp_path, *MACHINES, *rows)
     with pytest.raises(InputError, match=said):
         plan(model="vgg16", catalogue_file=path, arch="ps", workers=4, server_instances=names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_choice_of_server_machines_is_the_best_of_all_simulated(
+    seed: int, tmp_path: Path
+) -> None:
+    draw = random.Random(seed)
+    rows = [
+        f"gpu,V100,1,{draw.uniform(1.0, 3.0):.2f},here,{draw.choice([5, 10, 25])},",
+        f"box,,,{draw.uniform(0.1, 2.0):.2f},here,{draw.choice([5, 10, 50])},",
+    ]
+    path, model = written(tmp_path, *rows), draw.choice(["alexnet", "vgg16", "resnet50"])
+    gpu, box = read_instances(path, bare=True)
+    worth = {}
+    for home, workers, servers in itertools.product((None, box), (2, 4, 8), (1, 2, 4)):
+        job = make_job(
+            model=model,
+            device=gpu.device,
+            cluster=gpu.cluster(home),
+            arch="ps",
+            workers=workers,
+            batch_size=32,
+            options={"servers": servers},
+        )
+        usd_per_h = workers * (gpu.price_usd_per_h or 0.0)
+        usd_per_h += servers * (home.price_usd_per_h or 0.0) if home is not None else 0.0
+        worth[home.name if home else None, workers, servers] = (
+            predict(job).throughput_samples_per_s / usd_per_h
+        )
+    space = {"arch": "ps", "workers": [2, 4, 8], "servers": [1, 2, 4], "batch_size": 32}
+    first = plan(
+        model=model, catalogue_file=path, server_instances=["box"], instance=["gpu"], **space
+    ).first
+    key = first.server_instance, first.workers, first.servers or 0
+    assert worth[key] >= 0.98 * max(worth.values())
+    assert min(worth.values()) < 0.9 * max(worth.values())
