@@ -21,7 +21,7 @@ from perfmodel.architectures.parts.reduction import (
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_workers,
-    alike,
+    in_step,
     left_out,
     log_steps,
     stagger_s,
@@ -284,12 +284,12 @@ def exact(job: Job) -> bool:
     """
     data = job.workload.data_loading_s == 0.0
     known = Options.of(job).stage < 3 or all(a.tensor_bytes for a in expanded(job.workload).layers)
-    return known and data and alike(job) and leaves_out(job) is None
+    return known and data and in_step(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:
     """The first feature of a job that the coarse model leaves out; None if there is none."""
-    return left_out(job, core=False, connections=False)
+    return left_out(job, core=False, connections=False, sites=False)
 
 
 def _in_time(

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from perfmodel.base import files
+from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.calibration import Calibration, value_at
+from perfmodel.inputs.links import LEAST_EFFICIENCY
+from perfmodel.inputs.links import IntraNode as IntraNode
+from perfmodel.inputs.links import Link as Link
+from perfmodel.inputs.sites import Between, Site, SiteLink, check_sites, sites_of_nodes
 from perfmodel.theory.collective_times import Growth
 
 SCHEMA = "perfmodel.cluster/1"
-
-MOST_LATENCY_S = 100.0
-"""Latency of a link; a limit that catches typing errors. With a longer one other workers do
-millions of iterations while one message is under way."""
-
-LEAST_EFFICIENCY = 1e-3
-"""Fraction of its bandwidth that a link delivers; a limit that catches typing errors."""
 
 MOST_NICS = 1000
 """Links of a node to the network; a limit that catches typing errors."""
@@ -29,41 +28,13 @@ MOST_NICS = 1000
 CORE_SHARING = ("operation", "thread")
 """What gets equal parts of the cores of a node."""
 
-
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A full-duplex link: ``bandwidth_bytes_per_s`` each way, of which ``efficiency`` is achieved.
-
-    ``latency_s`` is one way, from the last byte sent to the last byte usable at the other end.
-    """
-
-    bandwidth_bytes_per_s: float
-    latency_s: float = 0.0
-    efficiency: float = 1.0
-
-    def __post_init__(self) -> None:
-        number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above=0.0)
-        number("latency_s", self.latency_s, at_most=MOST_LATENCY_S)
-        number("efficiency", self.efficiency, above=0.0)
-        number("efficiency", self.efficiency, at_least=LEAST_EFFICIENCY)
-        if self.efficiency > 1.0:
-            raise InputError(f"efficiency: must be at most 1, got {self.efficiency:g}")
-
-    @property
-    def goodput_bytes_per_s(self) -> float:
-        """Payload bytes per second, one way."""
-        return self.bandwidth_bytes_per_s * self.efficiency
-
-
-class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
-    """The links between the devices of one node.
-
-    *bus*: one link that all transfers inside the node share, in both directions. *per_device*:
-    a port of each device, full duplex, to a switch that never limits (NVSwitch): a transfer takes
-    the sender's port out and the receiver's port in, so that ``bandwidth_bytes_per_s`` is what one
-    device sends, and what it receives at the same time.
-    """
-
-    kind: Literal["bus", "per_device"] = "bus"
+NOT_ACROSS_SITES = {
+    "nodes": "the sites say how many there are; leave it out",
+    "core_oversubscription": "a core joins the nodes of one place; leave it, or sites, out",
+    "queue_bytes": "queues are in front of nodes, not of sites; leave it, or sites, out",
+    "collectives": "they were measured among nodes of one place; leave them, or sites, out",
+}
+"""Fields that a cluster with sites does not have, and why."""
 
 
 class NodeOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +60,8 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes takes ``update_per_tensor_s + n * update_per_byte_s`` on one of ``threads`` update
     threads. An update of n bytes takes a further ``n * optimizer_per_byte_s`` there, once: also
     where it is made of the gradients of many workers. ``nic`` is the link of a dedicated server's
-    node, by default as those of the workers' nodes.
+    node, by default as those of the workers' nodes. ``site`` is that of the nodes of dedicated
+    servers, which come on top of the nodes that the site has; None for the first site.
     """
 
     placement: Literal["dedicated", "colocated"] = "dedicated"
@@ -98,12 +70,15 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 1
     optimizer_per_byte_s: float = 0.0
     nic: Link | None = None
+    site: str | None = None
 
     def __post_init__(self) -> None:
         number("update_per_tensor_s", self.update_per_tensor_s)
         number("update_per_byte_s", self.update_per_byte_s)
         whole_number("threads", self.threads)
         number("optimizer_per_byte_s", self.optimizer_per_byte_s)
+        if self.site is not None and self.placement == "colocated":
+            raise InputError("site: servers on the nodes of workers are where their nodes are")
 
 
 class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -233,6 +208,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     flow_bytes_per_s : the most that one connection between two nodes carries, as where a single
         core copies what it receives; several connections share the links as ever. Messages that
         share a connection have it each. None where only links limit.
+    sites : places that the nodes are at, site after site; none where all are at one place.
+    site_links : the links between sites, for each pair or for all.
     calibration : how well the values are known that were fitted to measured steps; None where none
         were.
     """
@@ -259,6 +236,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     handover: Handover = Handover()
     queue_bytes: float | None = None
     flow_bytes_per_s: float | None = None
+    sites: tuple[Site, ...] = ()
+    site_links: tuple[SiteLink, ...] = ()
     calibration: Calibration | None = None
     source: Source
 
@@ -304,6 +283,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 raise InputError(f"overrides: node {node} is given twice")
         for path in self.calibration.parameters if self.calibration is not None else ():
             value_at(self, path)
+        check_sites(self.sites, self.site_links, self.server.site)
+        for name in NOT_ACROSS_SITES if self.sites else ():
+            if getattr(self, name) not in (None, ()):
+                raise InputError(f"{name}: {NOT_ACROSS_SITES[name]}")
         operations = [measured.operation for measured in self.collectives]
         for operation in operations:
             if operations.count(operation) > 1:
@@ -365,6 +348,27 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.server.placement == "colocated":
             return server % self.nodes_for(workers)
         return self.nodes_for(workers) + server
+
+    @property
+    def workers_nodes(self) -> int | None:
+        """Number of nodes that workers may use; None for as many as a job needs."""
+        return sum(site.nodes for site in self.sites) if self.sites else self.nodes
+
+    def sites_of(self, nodes: int, workers: int) -> Ids:
+        """The site of each of the first ``nodes`` nodes, by number, of a job of so many workers:
+        those of workers, then those of dedicated servers."""
+        names = [site.name for site in self.sites]
+        servers = names.index(self.server.site) if self.server.site is not None else 0
+        return sites_of_nodes(self.sites, nodes, self.nodes_for(workers), servers)
+
+    def between_sites(self) -> Between:
+        """What carries transfers from one site to another."""
+        return Between.of(self.sites, self.site_links, self.flow_bytes_per_s or math.inf)
+
+    @property
+    def links_differ(self) -> bool:
+        """Whether some nodes have other links, or other ways to each other, than the rest."""
+        return bool(self.overrides or self.sites)
 
     def nic_of(self, node: int) -> Link:
         """Each link of ``node`` to the network, if it is no dedicated server's."""

@@ -192,7 +192,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 f"backup_workers: {spare} of {self.workers} workers leave nobody to wait for "
                 f"(at most {self.workers - 1})"
             )
-        nodes = self.cluster.nodes
+        nodes = self.cluster.workers_nodes
         if nodes is not None and self.cluster.nodes_for(self.workers) > nodes:
             raise InputError(
                 f"workers: {self.workers} do not fit on cluster {self.cluster.name!r} "
@@ -232,6 +232,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             return 1.0
         homes = {cluster.node_of_server(s, n) for s in range(self.options.server_count)}
         return cluster.path_efficiency(len({*range(cluster.nodes_for(n)), *homes}))
+
+    @property
+    def crosses_sites(self) -> bool:
+        """Whether something is sent between sites; workers begin at the first one."""
+        cluster, n = self.cluster, self.workers
+        if len(cluster.sites) < 2:
+            return False
+        nodes = [
+            cluster.nodes_for(n) - 1,
+            *(cluster.node_of_server(s, n) for s in range(self.options.server_count)),
+        ]
+        return bool(cluster.sites_of(max(nodes) + 1, n)[nodes].any())
 
     @property
     def unequal(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -45,7 +46,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     least_on_node : workers on the node that has fewest of them, likewise.
     nics_per_node : links of a node to the network.
     bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way; the achieved
-        bandwidth.
+        bandwidth. Where a ring takes links between sites, theirs if that is more latency.
     least_bytes_per_s : the smallest share of its node's link that any worker gets when all workers
         send at once; None where all links are alike.
     server_bandwidth_bytes_per_s : of the slowest server's link.
@@ -64,6 +65,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     layers : of the model, or the model as a whole.
     classes : of workers, where these differ; empty where all are alike.
     flow_bytes_per_s : the most that one connection between nodes carries; inf if only links limit.
+    sites_bytes_per_s : of the slowest link between sites that a ring takes; inf at a single site.
     corrected : whether queueing is corrected for service times of small variance.
     collectives : those measured; others take the closed form of a ring.
     """
@@ -102,6 +104,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     bus: bool = True
     least_bytes_per_s: float | None = None
     flow_bytes_per_s: Quantity = math.inf
+    sites_bytes_per_s: Quantity = math.inf
 
     @property
     def at_once_bytes_per_s(self) -> Quantity:
@@ -281,6 +284,7 @@ def quantities_of(job: Job) -> Quantities:
     nodes = range(cluster.nodes_for(n))
     nics = [cluster.nic_of(node) for node in nodes] if cluster.overrides else [cluster.nic]
     servers = max(job.options.server_count, 1)
+    crossed = _crossings(job)
     own = cluster.server_nic if job.options.server_count else None
     unlike = cluster.overrides or own is not None
     theirs = [cluster.nic_of_server(s, n) for s in range(servers)] if unlike else []
@@ -302,7 +306,7 @@ def quantities_of(job: Job) -> Quantities:
         core_bandwidth_bytes_per_s=(
             math.inf if over is None else cluster.nics_per_node * goodput / over
         ),
-        latency_s=max(nic.latency_s for nic in (*nics, own) if nic is not None),
+        latency_s=max(crossed.latency_s, *(nic.latency_s for nic in (*nics, own) if nic is not None)),
         inside_bandwidth_bytes_per_s=math.inf if inside is None else inside.goodput_bytes_per_s,
         inside_latency_s=0.0 if inside is None else inside.latency_s,
         forward_s=w.forward_s * mean,
@@ -336,7 +340,37 @@ def quantities_of(job: Job) -> Quantities:
         )
         if cluster.overrides
         else None,
-        flow_bytes_per_s=cluster.flow_bytes_per_s or math.inf,
+        flow_bytes_per_s=min(cluster.flow_bytes_per_s or math.inf, crossed.flow_bytes_per_s),
+        sites_bytes_per_s=crossed.bytes_per_s,
+    )
+
+
+class _Crossings(NamedTuple):
+    """The slowest of the steps of a ring from one site to the next: its link, what a transfer may
+    carry, and the greatest latency."""
+
+    bytes_per_s: float = math.inf
+    flow_bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+
+
+def _crossings(job: Job) -> _Crossings:
+    """The steps between sites of a ring through the workers of a job."""
+    cluster, n = job.cluster, job.workers
+    if not job.crosses_sites:
+        return _Crossings()
+    nodes = cluster.nodes_for(n)
+    site = cluster.sites_of(nodes, n)
+    between = cluster.between_sites().among(np.arange(int(site[-1]) + 1))
+    if len(between.names) == 1:
+        return _Crossings()
+    least = min(cluster.devices_at(node, n) for node in cluster.samples(n))
+    ring = between.ring(min(cluster.nics_per_node, least))
+    steps = ring, np.roll(ring, -1)
+    return _Crossings(
+        float(between.bytes_per_s[steps].min()),
+        float(between.flow_bytes_per_s[steps].min()),
+        float(between.latency_s[steps].max()),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import numpy as np
 
+from perfmodel.architectures.parts.network import BETWEEN_SITES
 from perfmodel.engine.measures import Measures
 from perfmodel.graph.op_graph import OpGraph, OpUse
 from perfmodel.results.prediction import Bottleneck, CriticalStep
@@ -21,6 +22,7 @@ _NEXT = {
     "link inside": "sending inside a node",
     "inside link out of": "sending inside a node",
     "inside link into": "receiving inside a node",
+    BETWEEN_SITES: "sending between sites",
     "cores of": "computation on shared cores",
 }
 
@@ -89,6 +91,8 @@ def _of_all(family: str) -> str:
     """The owner of a family's resources, where its label does not name it."""
     if family.startswith("inside link"):
         return " the devices"
+    if family == BETWEEN_SITES:
+        return ""
     return " the nodes" if "link" in family or family == "cores of" else ""
 
 

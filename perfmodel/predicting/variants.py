@@ -148,7 +148,7 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
     spare = job.options.spare_workers
     if "workers" in axes and np.any(axes["workers"] <= spare):
         raise InputError(f"workers: expected more than the {spare} backup workers")
-    unlike = bool(job.stragglers or job.cluster.overrides)
+    unlike = bool(job.stragglers or job.cluster.links_differ)
     for name in ("workers", "bandwidth_bytes_per_s", "latency_s"):
         if unlike and name in axes:
             raise InputError(f"{name}: cannot be varied where workers or links differ")

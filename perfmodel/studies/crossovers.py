@@ -183,14 +183,14 @@ def _evaluated(job: Job, variable: str, values: Floats) -> variants.Variants:
 def _varies(job: Job, variable: str) -> bool:
     if variable == "bandwidth_bytes_per_s" and job.cluster.collectives:
         return False  # measured at this bandwidth
-    return variable == "batch_size" or not (job.stragglers or job.cluster.overrides)
+    return variable == "batch_size" or not (job.stragglers or job.cluster.links_differ)
 
 
 def _most(job: Job, variable: str) -> float:
     top = RANGES[variable][1]
     if variable != "workers":
         return top
-    nodes = job.cluster.nodes
+    nodes = job.cluster.workers_nodes
     return min(
         top, MOST_WORKERS, math.inf if nodes is None else nodes * job.cluster.devices_per_node
     )
@@ -336,7 +336,7 @@ def _has_symbols(job: Job, variable: str) -> bool:
     of workers."""
     cluster = job.cluster
     beyond = cluster.devices_per_node > 1 or cluster.core_oversubscription is not None
-    beyond = beyond or bool(cluster.collectives) or cluster.by_workers
+    beyond = beyond or bool(cluster.collectives or cluster.sites) or cluster.by_workers
     return variable in SOLVED and not beyond and not job.options.asynchronous
 
 

@@ -291,7 +291,7 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
             least, most = min(least, now / SPAN) if now else least, max(most, now * SPAN)
         base = given if argument == "batch_size" else rest
         if argument == "workers":
-            nodes = job.cluster.nodes
+            nodes = job.cluster.workers_nodes
             devices = math.inf if nodes is None else nodes * job.cluster.devices_per_node
             least = 1.0 + job.options.spare_workers
             most = min(most, MOST_WORKERS, devices)

@@ -46,6 +46,10 @@ class Schedule(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """How many rounds are made, repeated ones counted each time."""
         return int(self.repeat.sum())
 
+    def among(self, order: Ids) -> Schedule:
+        """The same among members in another order: ``order[k]`` (members,) takes the place of k."""
+        return msgspec.structs.replace(self, source=order[self.source], target=order[self.target])
+
     def sent(self) -> Floats:
         """Bytes that each member sends, as a part of the bytes to be reduced, (members,)."""
         return self._moved(self.source)

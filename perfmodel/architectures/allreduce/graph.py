@@ -192,6 +192,7 @@ def _add_sends(
     members, after = Members.of(job.cluster, job.workers), end.waiting[:, 0]
     if options.sparse:
         schedule = collective_schedules.ring_all_gather(job.workers)
+        schedule = schedule.among(members.fabric.by_site(job.workers))
     else:
         reduction = reduction_of(job, members)
         if reduction.by_measurements:  # a ring, measured collectives apart

@@ -55,6 +55,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
                 where(away, 1.0 / (rings * q.bandwidth_bytes_per_s), 0.0),
                 where(away, 1.0 / q.core_bandwidth_bytes_per_s, 0.0),
                 inside / q.inside_bandwidth_bytes_per_s,
+                1.0 / q.sites_bytes_per_s,
             ),
             q.hop_s,
             where(away, 1.0 / (rings * q.flow_bytes_per_s), 0.0),
@@ -62,7 +63,8 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
         """Rate of a collective in which each worker sends ``moved`` bytes per byte of its size."""
-        slowest_s = maximum(self.use.nic_s, self.use.core_s, self.use.inside_s, self.flow_s)
+        use = self.use
+        slowest_s = maximum(use.nic_s, use.core_s, use.inside_s, use.sites_s, self.flow_s)
         added = {**figures, "bandwidth_bytes_per_s": math.inf}
         startup_s = cost(size_bytes=0.0, latency_s=self.hop_s, **added)
         per_byte_s = moved * slowest_s + cost(size_bytes=1.0, latency_s=0.0, **added)
@@ -81,13 +83,14 @@ def _measured(q: Quantities, operation: str, moved: Quantity, reduce_per_byte_s:
 
 
 def all_reduce_rate(job: Job, q: Quantities, options: Reduction) -> Rate | Fastest:
-    """Rate of an all-reduce among the workers; for symbols, *auto* is a ring."""
+    """Rate of an all-reduce among the workers; for symbols, and across sites, *auto* is a
+    ring."""
     moved = collective_times.ring_allreduce_bytes(q.workers, 1.0)
     if options.by_measurements:
         rate = _measured(q, "all_reduce", moved, options.reduce_per_byte_s)
         if rate is not None:
             return rate
-    if options.algorithm == "auto" and is_symbol(q.workers):
+    if options.algorithm == "auto" and (is_symbol(q.workers) or job.crosses_sites):
         options = msgspec.structs.replace(options, algorithm="ring")
     several = bool(np.any(q.nodes > 1)) if options.algorithm == "auto" else False
     found = candidates(

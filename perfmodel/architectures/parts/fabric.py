@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from perfmodel.base.arrays import NONE, Floats, Ids, ranked
 from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.sites import Between
 
 
 def places_of(cluster: Cluster, workers: int) -> Ids:
@@ -30,7 +31,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
 
     Endpoints (*ends*) are the workers, then the servers. Links are numbered: out of each NIC, into
     each NIC, the core, then those inside nodes: a bus for each node, or a port out of and a port
-    into each worker's device.
+    into each worker's device; last those between sites, from each to each other.
 
     Attributes
     ----------
@@ -45,6 +46,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     inside_latency_s : between two ends on one node.
     bus : whether devices of a node share one link inside it.
     flow_bytes_per_s : the most that one connection between two nodes carries.
+    site : of each node, a number among the sites that ends are at, (nodes,).
+    between : these sites; None where all ends are at one.
     """
 
     place: Ids
@@ -57,6 +60,8 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     inside_latency_s: float
     bus: bool
     flow_bytes_per_s: float = math.inf
+    site: Ids = np.zeros(0, np.int64)
+    between: Between | None = None
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int, homes: Sequence[int] | Ids = ()) -> Fabric:
@@ -82,17 +87,21 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         within = np.arange(nodes) if bus else np.concatenate([own, own])
         rate = math.inf if inside is None else inside.goodput_bytes_per_s
         owner = np.repeat(np.arange(nodes), each)
+        site, between = _sites(cluster, workers, place, nodes)
+        sites = between.bytes_per_s[between.pairs] if between is not None else np.zeros(0)
         return cls(
             place=place,
             nic=place * each + here % each,
             port=np.concatenate([np.arange(workers), np.full(len(homes), NONE)]),
             nics=len(out),
-            capacity=np.concatenate([out, out, [core], np.full(len(within), rate)]),
-            owner=np.concatenate([owner, owner, [NONE], within]),
+            capacity=np.concatenate([out, out, [core], np.full(len(within), rate), sites]),
+            owner=np.concatenate([owner, owner, [NONE], within, np.full(len(sites), NONE)]),
             latency_s=latency_s,
             inside_latency_s=0.0 if inside is None else inside.latency_s,
             bus=bus,
             flow_bytes_per_s=cluster.flow_bytes_per_s or math.inf,
+            site=site,
+            between=between,
         )
 
     @property
@@ -103,19 +112,26 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     @property
     def ports(self) -> int:
         """Number of devices with a port out and a port in; 0 where nodes have a bus."""
-        return 0 if self.bus else (len(self.capacity) - self.core - 1) // 2
+        return 0 if self.bus else (self.sites - self.core - 1) // 2
+
+    @property
+    def sites(self) -> int:
+        """Number of the first link between sites; that of links where there is none."""
+        return len(self.capacity) - (self.between.pairs.sum() if self.between is not None else 0)
 
     @property
     def kinds(self) -> tuple[slice, ...]:
-        """Numbers of the links of each kind: out of NICs, into NICs, the core, and inside nodes:
-        buses, or ports out and ports in."""
+        """Numbers of the links of each kind: out of NICs, into NICs, the core, inside nodes (buses,
+        or ports out and ports in), and between sites."""
         inside = self.core + 1
-        bounds = [0, self.nics, self.core, inside, inside + self.ports, len(self.capacity)]
+        ends = [inside, inside + self.ports, self.sites, len(self.capacity)]
+        bounds = [0, self.nics, self.core, *ends]
         spans = [slice(*span) for span in itertools.pairwise(bounds)]
         return tuple(span for span in spans if span.start < span.stop)
 
     def path(self, source: ArrayLike, target: ArrayLike) -> Ids:
-        """Numbers of the links from one end to another (broadcast), (..., 3).
+        """Numbers of the links from one end to another (broadcast), (..., 3), with several sites
+        (..., 4).
 
         Padded with NONE, which also replaces links that never limit.
         """
@@ -128,36 +144,46 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
             known = (self.port[a] != NONE, self.port[z] != NONE)
             leaving = np.where(known[0], first + self.port[a], NONE)
             coming = np.where(known[1], first + self.ports + self.port[z], NONE)
-        path = np.stack(
-            [
-                np.where(away, self.nic[a], leaving),
-                np.where(away, self.core, NONE),
-                np.where(away, self.nics + self.nic[z], coming),
-            ],
-            axis=-1,
-        )
+        links = [
+            np.where(away, self.nic[a], leaving),
+            np.where(away, self.core, NONE),
+            np.where(away, self.nics + self.nic[z], coming),
+        ]
+        if self.between is not None:
+            numbers = np.full(self.between.pairs.shape, NONE)
+            numbers[self.between.pairs] = np.arange(self.sites, len(self.capacity))
+            links.append(numbers[self._sites_of(a, z)])
+        path = np.stack(links, axis=-1)
         return np.where((path != NONE) & np.isfinite(self.capacity[path]), path, NONE)
 
     def flow_between(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """The most that one connection carries from one end to another (broadcast), bytes/s."""
         a, z = np.broadcast_arrays(source, target)
-        if math.isinf(self.flow_bytes_per_s):  # as nearly everywhere
+        if math.isinf(self.flow_bytes_per_s) and self.between is None:  # as nearly everywhere
             return np.broadcast_to(math.inf, a.shape)
-        return np.where(self.place[a] != self.place[z], self.flow_bytes_per_s, math.inf)
+        flow = np.where(self.place[a] != self.place[z], self.flow_bytes_per_s, math.inf)
+        if self.between is None:
+            return flow
+        pair = self._sites_of(a, z)
+        return np.where(self.between.pairs[pair], self.between.flow_bytes_per_s[pair], flow)
 
     def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """One-way latency from one end to another (broadcast): the greater of the two nodes'."""
+        """One-way latency from one end to another (broadcast): the greatest of the two nodes' and
+        that between their sites."""
         ends = np.broadcast_arrays(source, target)
         a, z = self.place[ends[0]], self.place[ends[1]]
         apart = np.maximum(self.latency_s[a], self.latency_s[z])
+        if self.between is not None:
+            apart = np.maximum(apart, self.between.latency_s[self._sites_of(*ends)])
         return np.where(a != z, apart, self.inside_latency_s)
 
     def rings(self, members: int) -> Ids:
         """The rings of collectives among the first ``members`` workers, (rings, members).
 
         As many as the least number of NICs in use on any node. Each goes through all workers, node
-        after node, with an equal part of the bytes, and enters and leaves a node by NICs that no
-        other ring uses, as NCCL's channels.
+        after node and site after site, with an equal part of the bytes, and enters and leaves a
+        node by NICs that no other ring uses, as NCCL's channels. The order of sites is that whose
+        slowest crossing is fastest.
         """
         order = np.arange(members)
         count = np.bincount(self.place[:members])
@@ -165,8 +191,9 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         if len(count) == 1:
             return order[None]
         several = min(self.nics // len(self.latency_s), int(count.min()))
+        by_site = self.by_site(members, several)
         if several == 1:
-            return order[None]
+            return by_site[None]
         begin = np.cumsum(count) - count
         found = np.empty((several, members), np.int64)
         for ring in range(several):
@@ -174,7 +201,34 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
                 ends = [ring, (ring + 1) % several]
                 inner = np.setdiff1d(np.arange(size), ends)
                 found[ring, first : first + size] = first + np.array([ends[0], *inner, ends[1]])
-        return found
+        return found[:, by_site]
+
+    def by_site(self, members: int, rings: int = 1) -> Ids:
+        """The first ``members`` workers site after site, (members,), in the order of the sites that
+        suits so many ``rings``."""
+        order = np.arange(members)
+        if self.between is None:
+            return order
+        site = self.site[self.place[:members]]
+        used = site[ranked(site)[1]]
+        best = used[self.between.among(used).ring(rings)]
+        return np.concatenate([order[site == each] for each in best.tolist()])
+
+    def _sites_of(self, a: Ids, z: Ids) -> tuple[Ids, Ids]:
+        """The sites of two ends, of the same shape."""
+        return self.site[self.place[a]], self.site[self.place[z]]
+
+
+def _sites(cluster: Cluster, workers: int, place: Ids, nodes: int) -> tuple[Ids, Between | None]:
+    """The site of each node among those that ends are at, and what joins these sites."""
+    if not cluster.sites:
+        return np.zeros(nodes, np.int64), None
+    site = cluster.sites_of(nodes, workers)
+    _, first = ranked(site[place])
+    used = site[place][first]
+    if len(used) == 1:
+        return np.zeros(nodes, np.int64), None
+    return np.searchsorted(used, site), cluster.between_sites().among(used)
 
 
 def _within(place: Ids) -> Ids:

@@ -18,30 +18,27 @@ from perfmodel.theory.collective_times import LinearCost
 
 
 class Use(msgspec.Struct, frozen=True, eq=False):
-    """Busy time (s) of the busiest link of each kind: between a node and the network, the core, and
-    inside a node."""
+    """Busy time (s) of the busiest link of each kind: between a node and the network, the core,
+    inside a node, and between sites."""
 
     nic_s: Quantity = 0.0
     core_s: Quantity = 0.0
     inside_s: Quantity = 0.0
+    sites_s: Quantity = 0.0
 
     def times(self, factor: Quantity) -> Use:
         """Busy times multiplied by a factor."""
-        return Use(self.nic_s * factor, self.core_s * factor, self.inside_s * factor)
+        return Use(*(each * factor for each in msgspec.structs.astuple(self)))
 
     def plus(self, other: Use) -> Use:
         """Sum of busy times."""
-        return Use(
-            self.nic_s + other.nic_s, self.core_s + other.core_s, self.inside_s + other.inside_s
-        )
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Use(*(one + more for one, more in pairs))
 
     def or_else(self, condition: Quantity, other: Use) -> Use:
         """These where a condition holds, else the others."""
-        return Use(
-            where(condition, self.nic_s, other.nic_s),
-            where(condition, self.core_s, other.core_s),
-            where(condition, self.inside_s, other.inside_s),
-        )
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Use(*(where(condition, one, instead) for one, instead in pairs))
 
     def by_link(self, job: Job) -> dict[str, Quantity]:
         """Busy times by name of the links that a job has."""
@@ -52,6 +49,8 @@ class Use(msgspec.Struct, frozen=True, eq=False):
         if inside is not None:
             bus = inside.kind == "bus"
             found["link inside each node" if bus else "inside link of each device"] = self.inside_s
+        if job.crosses_sites:
+            found["slowest link between sites"] = self.sites_s
         return found
 
 

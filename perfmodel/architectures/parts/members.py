@@ -31,12 +31,19 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         return cls(Fabric.of(cluster, workers), cluster.collectives_of(workers))
 
     @property
+    def group(self) -> Ids:
+        """The site of each member where these are at several, else its node, (members,)."""
+        fabric = self.fabric
+        return fabric.place if fabric.between is None else fabric.site[fabric.place]
+
+    @property
     def count(self) -> int:
         """Number of members."""
         return len(self.fabric.place)
 
     def loads(self, path: Ids, part: Floats) -> Floats:
-        """Bytes over each link of sends of ``part`` bytes each (sends,) on ``path`` (sends, 3)."""
+        """Bytes over each link of sends of ``part`` bytes each (sends,), on ``path`` (sends, most
+        links of a path)."""
         used = path != NONE
         weight = np.broadcast_to(part[:, None], path.shape)
         size = len(self.fabric.capacity)
@@ -135,8 +142,7 @@ def scheduled_cost(
     latency_s = adding_s = moving_s = 0.0
     for step in rounds_of(members, schedule):
         total += step.times * step.loads
-        flow_s = step.apart / fabric.flow_bytes_per_s
-        moving_s += step.times * max(float((step.loads / fabric.capacity).max()), flow_s)
+        moving_s += step.times * max(float((step.loads / fabric.capacity).max()), step.flow_s)
         latency_s += step.times * float(step.hop_s.max())
         adding_s += step.times * step.added * reduce_per_byte_s
     return Cost.of(sizes, _limited(members, total), latency_s + sizes * adding_s, sizes * moving_s)
@@ -145,14 +151,14 @@ def scheduled_cost(
 class Round(msgspec.Struct, frozen=True, eq=False):
     """Concurrent sends, repeated ``times`` times in a row.
 
-    ``loads`` (links,) are bytes over each link, ``apart`` the most of a send between nodes, and
+    ``loads`` (links,) are bytes over each link, ``flow_s`` the least seconds of a connection, and
     ``added`` the most bytes that a member adds, per byte to be reduced; ``hop_s`` (sends,) their
     latencies.
     """
 
     times: int
     loads: Floats
-    apart: float
+    flow_s: float
     added: float
     hop_s: Floats
 
@@ -162,14 +168,13 @@ def rounds_of(members: Members, schedule: Schedule) -> list[Round]:
     path = members.fabric.path(schedule.source, schedule.target)
     hop_s = members.fabric.between_s(schedule.source, schedule.target)
     added = np.where(schedule.adds, schedule.part, 0.0)
-    place = members.fabric.place
-    apart = np.where(place[schedule.source] != place[schedule.target], schedule.part, 0.0)
+    flow_s = schedule.part / members.fabric.flow_between(schedule.source, schedule.target)
     bounds = np.searchsorted(schedule.round, np.arange(len(schedule.repeat) + 1)).tolist()
     return [
         Round(
             times,
             members.loads(path[low:high], schedule.part[low:high]),
-            float(apart[low:high].max()),
+            float(flow_s[low:high].max()),
             float(added[low:high].max()),
             hop_s[low:high],
         )

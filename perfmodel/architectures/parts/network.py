@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -10,6 +12,16 @@ from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
+
+BETWEEN_SITES = "link between sites"
+"""Label of the links between sites."""
+
+_AXES = {
+    "inside link out of": "worker",
+    "inside link into": "worker",
+    BETWEEN_SITES: "sites",
+}
+"""What links of a kind are named after, where not after nodes."""
 
 
 class Network:
@@ -39,6 +51,7 @@ class Network:
         """Links of the graph by number in the fabric; NONE for those that never limit."""
         labels = ["link out of", "link into", "core"]
         labels += ["link inside"] if fabric.bus else ["inside link out of", "inside link into"]
+        labels += [BETWEEN_SITES] if fabric.between is not None else []
         ids = np.full(len(fabric.capacity), NONE)
         for label, kind in zip(labels, fabric.kinds, strict=True):
             capacity, owner = fabric.capacity[kind], fabric.owner[kind]
@@ -47,7 +60,7 @@ class Network:
             shown = capacity[:1] if fold else capacity
             shown = shown / core_share if label == "core" else shown
             names = self._named(label, len(capacity))
-            axes = (("node" if "inside link" not in label else "worker", names),) if names else ()
+            axes = ((_AXES.get(label, "node"), names),) if names else ()
             ids[kind] = b.links(label, shown, place=owner[: len(shown)], axes=axes)
         return ids
 
@@ -57,6 +70,9 @@ class Network:
             return []
         if label.startswith("inside link"):
             return [f"worker {worker}" for worker in range(count)]
+        between = self.fabric.between
+        if label == BETWEEN_SITES and between is not None:
+            return [f"{a} to {z}" for a, z in itertools.permutations(between.names, 2)]
         if label == "link inside" or self._each == 1:
             return self._names
         return [f"{name}, NIC {i}" for name in self._names for i in range(self._each)]
@@ -74,7 +90,8 @@ class Network:
         return self.fabric.flow_between(source, target)
 
     def latency_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """One-way latency from one end to another (broadcast): the greater of the two nodes'."""
+        """One-way latency from one end to another (broadcast): the greatest of the two nodes' and
+        that between their sites."""
         return self.fabric.between_s(source, target)
 
 

@@ -43,7 +43,7 @@ AlgorithmOption = Annotated[
         "how the sum is made: auto (for each message the fastest of ring, double_tree and "
         "hierarchical, as NCCL chooses; or as measured, if the cluster says), ring, "
         "halving_doubling (Rabenseifner), tree, double_tree or hierarchical (inside each node, "
-        "then rings among nodes)",
+        "then rings among nodes; with several sites inside each site, then rings among sites)",
         lambda o: o.sparse,
     ),
 ]
@@ -100,19 +100,22 @@ REDUCTION_ASSUMPTIONS = (
 
 
 def schedule_of(members: Members, options: Reduction) -> Schedule:
-    """The sends of an all-reduce, of any algorithm but *auto*."""
-    n = members.count
+    """The sends of an all-reduce, of any algorithm but *auto*, among members site after site."""
+    n, order = members.count, members.fabric.by_site(members.count)
     match options.algorithm:
         case "halving_doubling":
-            return collective_schedules.halving_doubling_all_reduce(n)
+            found = collective_schedules.halving_doubling_all_reduce(n)
         case "tree":
-            return collective_schedules.tree_all_reduce(n)
+            found = collective_schedules.tree_all_reduce(n)
         case "double_tree":
-            return collective_schedules.double_tree_all_reduce(n, options.chunks)
+            found = collective_schedules.double_tree_all_reduce(n, options.chunks)
         case "hierarchical":
-            return collective_schedules.hierarchical_all_reduce(members.fabric.place.tolist())
+            group = members.group[order]
+            runs = np.cumsum(np.diff(group, prepend=group[:1]) != 0)
+            found = collective_schedules.hierarchical_all_reduce(runs.tolist())
         case _:
-            return collective_schedules.ring_all_reduce(n)
+            found = collective_schedules.ring_all_reduce(n)
+    return found.among(order)
 
 
 def candidates(options: Reduction, *, several_nodes: bool, several_devices: bool,
@@ -145,7 +148,7 @@ def candidates_among(members: Members, options: Reduction) -> list[Reduction]:
     """The options that *auto* chooses from among members; else the options themselves."""
     if options.algorithm == "auto" and members.count == 1:
         return [msgspec.structs.replace(options, algorithm="ring")]
-    count = np.bincount(members.fabric.place)
+    count = np.bincount(members.group)
     return candidates(
         options,
         several_nodes=len(count) > 1,
@@ -249,6 +252,7 @@ def shape_of(cluster: Cluster) -> Cluster:
         devices_on_nodes=cluster.devices_on_nodes,
         intra_node=IntraNode(1.0, kind="bus" if inside is None else inside.kind),
         core_oversubscription=1.0,
+        flow_bytes_per_s=1.0,
         source=Source("exact", "of a schedule"),
     )
 
@@ -270,7 +274,7 @@ def rounds_among(shape: Cluster, workers: int, options: Reduction) -> Rounds:
     for step in rounds_of(members, schedule_of(members, options)):
         total += step.times * step.loads
         kinds = [float((step.hop_s > 0.0).any()), float((step.hop_s == 0.0).any())]
-        rows.append([*busiest(step.loads), step.apart, *kinds, step.added])
+        rows.append([*busiest(step.loads), step.flow_s, *kinds, step.added])
         times.append(step.times)
     unique, index = np.unique(rows, axis=0, return_inverse=True)
     count = np.bincount(index.ravel(), times).astype(np.float64)

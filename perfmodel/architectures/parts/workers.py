@@ -130,6 +130,11 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
 
 def alike(job: Job) -> bool:
     """Whether all workers do the same at the same time, so that one may represent all of them."""
+    return in_step(job) and not job.crosses_sites
+
+
+def in_step(job: Job) -> bool:
+    """Whether all workers do the same at the same time, wherever they are."""
     own_cores = job.cluster.worker_threads is None
     return steady(job) and not job.unequal and own_cores and job.start == "together"
 
@@ -155,15 +160,18 @@ def left_out(
     *,
     core: bool = True,
     connections: bool = True,
+    sites: bool = True,
 ) -> str | None:
     """The first feature of a job that a coarse model leaves out; None if there is none.
 
-    These are shared processor cores, with ``core`` an oversubscribed network core, with
-    ``connections`` their greatest rate, and the features in ``beyond``, by name, that are true.
+    These are shared processor cores, with ``core`` an oversubscribed network core, with ``sites``
+    the links between sites, with ``connections`` their greatest rate, and the features in
+    ``beyond``, by name, that are true.
     """
     known = {
         "workers that share cores": job.cluster.worker_threads is not None,
         "a core that limits": core and job.cluster.core_oversubscription is not None,
+        "links between sites": sites and job.crosses_sites,
         "flow_bytes_per_s of the cluster": connections
         and job.cluster.flow_bytes_per_s is not None,
         **(beyond or {}),

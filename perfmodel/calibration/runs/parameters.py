@@ -20,8 +20,9 @@ from perfmodel.base.provenance import Source
 from perfmodel.base.quantities import Quantity
 from perfmodel.calibration.regression import Parameter
 from perfmodel.inputs.calibration import value_at, with_value
-from perfmodel.inputs.cluster import LEAST_EFFICIENCY, Cluster
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import MOST_JITTER, Jitter, Job
+from perfmodel.inputs.links import LEAST_EFFICIENCY
 from perfmodel.inputs.profile import Profile, Seconds, Timing
 from perfmodel.inputs.workload import Workload
 from perfmodel.phases.quantities import Quantities, quantities_of

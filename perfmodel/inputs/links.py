@@ -1,0 +1,52 @@
+"""Links between nodes, and between the devices of a node."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from perfmodel.base.errors import InputError, number
+
+MOST_LATENCY_S = 100.0
+"""Latency of a link; a limit that catches typing errors. With a longer one other workers do
+millions of iterations while one message is under way."""
+
+LEAST_EFFICIENCY = 1e-3
+"""Fraction of its bandwidth that a link delivers; a limit that catches typing errors."""
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A full-duplex link: ``bandwidth_bytes_per_s`` each way, of which ``efficiency`` is achieved.
+
+    ``latency_s`` is one way, from the last byte sent to the last byte usable at the other end.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above=0.0)
+        number("latency_s", self.latency_s, at_most=MOST_LATENCY_S)
+        number("efficiency", self.efficiency, above=0.0)
+        number("efficiency", self.efficiency, at_least=LEAST_EFFICIENCY)
+        if self.efficiency > 1.0:
+            raise InputError(f"efficiency: must be at most 1, got {self.efficiency:g}")
+
+    @property
+    def goodput_bytes_per_s(self) -> float:
+        """Payload bytes per second, one way."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+
+class IntraNode(Link, frozen=True, forbid_unknown_fields=True):
+    """The links between the devices of one node.
+
+    *bus*: one link that all transfers inside the node share, in both directions. *per_device*:
+    a port of each device, full duplex, to a switch that never limits (NVSwitch): a transfer takes
+    the sender's port out and the receiver's port in, so that ``bandwidth_bytes_per_s`` is what one
+    device sends, and what it receives at the same time.
+    """
+
+    kind: Literal["bus", "per_device"] = "bus"

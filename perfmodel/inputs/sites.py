@@ -1,0 +1,185 @@
+"""Sites of a cluster, and the wide-area links between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.errors import InputError, number, unknown_name, whole_number
+from perfmodel.inputs.links import Link
+from perfmodel.theory.cycles import best_cycle
+from perfmodel.theory.tcp import connection_bytes_per_s
+
+MOST_CONNECTIONS = 10_000
+"""Connections of a transfer between sites; a limit that catches typing errors."""
+
+
+class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A place with ``nodes`` nodes. The nodes of a cluster are numbered site after site."""
+
+    name: str
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise InputError("name: a site needs a name")
+        whole_number("nodes", self.nodes)
+
+
+class SiteLink(Link, frozen=True, forbid_unknown_fields=True):
+    """The link from one site to another, which all transfers between them share.
+
+    Attributes
+    ----------
+    between : names of the sites, from and to. The entry holds for the way back as well unless that
+        has one of its own. None: the link of all pairs that have no entry.
+    latency_s : one way, between nodes of the two sites.
+    connections : TCP connections of each transfer.
+    window_bytes : largest window of a connection; None for one that never limits.
+    loss_rate : fraction of the segments that are lost, at random.
+    """
+
+    between: tuple[str, str] | None = None
+    connections: int = 1
+    window_bytes: float | None = None
+    loss_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("connections", self.connections, at_most=MOST_CONNECTIONS)
+        if self.window_bytes is not None:
+            number("window_bytes", self.window_bytes, above=0.0)
+        number("loss_rate", self.loss_rate, at_most=1.0)
+        if self.between is not None and self.between[0] == self.between[1]:
+            raise InputError(f"between: needs two sites, got {self.between[0]!r} twice")
+
+    def transfer_bytes_per_s(self, round_trip_s: float, connection: float = math.inf) -> float:
+        """The most that a transfer carries; ``connection`` is what each connection may carry."""
+        tcp = connection_bytes_per_s(
+            round_trip_s, window_bytes=self.window_bytes, loss_rate=self.loss_rate
+        )
+        return self.connections * min(tcp, connection)
+
+
+class Between(msgspec.Struct, frozen=True, eq=False):
+    """What carries transfers from one site to another; 0 to sites - 1 are their numbers here.
+
+    Attributes
+    ----------
+    names : of the sites, (sites,).
+    bytes_per_s : goodput of the link from a site to another, (sites, sites).
+    latency_s : one way, (sites, sites).
+    flow_bytes_per_s : the most that one transfer carries, (sites, sites).
+
+    From a site to itself links are infinitely fast.
+    """
+
+    names: tuple[str, ...]
+    bytes_per_s: Floats
+    latency_s: Floats
+    flow_bytes_per_s: Floats
+
+    @classmethod
+    def of(
+        cls, sites: Sequence[Site], links: Sequence[SiteLink], connection_bytes_per_s: float
+    ) -> Between:
+        """All pairs of sites; ``connection_bytes_per_s`` is the most that a connection carries."""
+        names = tuple(site.name for site in sites)
+        known = _by_pair(links)
+        bytes_per_s, latency_s, flow = (
+            np.full((len(names), len(names)), value) for value in (math.inf, 0.0, math.inf)
+        )
+        for (i, a), (j, z) in itertools.permutations(enumerate(names), 2):
+            link, back = _link(known, a, z), _link(known, z, a)
+            bytes_per_s[i, j], latency_s[i, j] = link.goodput_bytes_per_s, link.latency_s
+            round_trip_s = link.latency_s + back.latency_s
+            flow[i, j] = link.transfer_bytes_per_s(round_trip_s, connection_bytes_per_s)
+        return cls(names, bytes_per_s, latency_s, flow)
+
+    def among(self, used: Ids) -> Between:
+        """The same for some of the sites, by number, which are numbered anew from 0."""
+        pairs = np.ix_(used, used)
+        return Between(
+            tuple(self.names[k] for k in used.tolist()),
+            self.bytes_per_s[pairs],
+            self.latency_s[pairs],
+            self.flow_bytes_per_s[pairs],
+        )
+
+    @property
+    def pairs(self) -> NDArray[np.bool_]:
+        """Whether there is a link from a site to another, (sites, sites): all but the diagonal."""
+        return ~np.eye(len(self.names), dtype=np.bool_)
+
+    def ring(self, rings: int = 1) -> list[int]:
+        """The order of the sites on a ring whose slowest crossing is fastest.
+
+        Of several ``rings`` each has an equal part of the bytes, and a transfer of its own.
+        """
+        per_byte_s = 1.0 / np.minimum(self.bytes_per_s, rings * self.flow_bytes_per_s)
+        return best_cycle(per_byte_s, self.latency_s)
+
+
+Pair = tuple[str, str] | None
+
+
+def _by_pair(links: Sequence[SiteLink]) -> dict[Pair, SiteLink]:
+    return {link.between: link for link in links}
+
+
+def _link(known: Mapping[Pair, SiteLink], source: str, target: str) -> SiteLink:
+    """The link from a site to another.
+
+    Raises
+    ------
+    InputError : the pair has no entry, and there is none for all others.
+    """
+    for pair in ((source, target), (target, source), None):
+        if pair in known:
+            return known[pair]
+    raise InputError(
+        f"site_links: nothing for {source!r} and {target!r}; give the pair, or an entry without "
+        "between for all others"
+    )
+
+
+def sites_of_nodes(sites: Sequence[Site], nodes: int, workers_nodes: int, servers_site: int) -> Ids:
+    """The site of each of ``nodes`` nodes, (nodes,): first those of workers, then of servers."""
+    last = np.cumsum([site.nodes for site in sites])
+    found = np.searchsorted(last, np.arange(nodes), side="right")
+    return np.where(np.arange(nodes) < workers_nodes, found, servers_site)
+
+
+def check_sites(sites: Sequence[Site], links: Sequence[SiteLink], servers_site: str | None) -> None:
+    """Check that all that is said of sites fits together.
+
+    Raises
+    ------
+    InputError : a name that is used twice, or does not exist; a pair given twice, or not at all.
+    """
+    names = [site.name for site in sites]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"sites: {name!r} is given twice")
+    for what, given in (("site_links", links), ("server.site", servers_site)):
+        if given and not names:
+            raise InputError(f"{what}: the cluster has no sites")
+    if servers_site is not None and servers_site not in names:
+        raise unknown_name("site of the server", servers_site, names)
+    pairs = [link.between for link in links]
+    for i, pair in enumerate(pairs):
+        for name in pair or ():
+            if name not in names:
+                raise unknown_name(f"site in site_links[{i}].between", name, names)
+        if pairs.count(pair) > 1:
+            whole = "the entry without between" if pair is None else " and ".join(map(repr, pair))
+            raise InputError(f"site_links: {whole} is given twice")
+    known = _by_pair(links)
+    for a, z in itertools.combinations(names, 2):
+        _link(known, a, z)
