@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
 from perfmodel.inputs.cluster import Collective
 from perfmodel.inputs.job import Job
@@ -46,7 +47,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     least_on_node : workers on the node that has fewest of them, likewise.
     nics_per_node : links of a node to the network.
     bandwidth_bytes_per_s, latency_s : of the slowest worker's link, one way; the achieved
-        bandwidth. Where a ring takes links between sites, theirs if that is more latency.
+        bandwidth.
     least_bytes_per_s : the smallest share of its node's link that any worker gets when all workers
         send at once; None where all links are alike.
     server_bandwidth_bytes_per_s : of the slowest server's link.
@@ -66,6 +67,8 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     classes : of workers, where these differ; empty where all are alike.
     flow_bytes_per_s : the most that one connection between nodes carries; inf if only links limit.
     sites_bytes_per_s : of the slowest link between sites that a ring takes; inf at a single site.
+    sites_latency_s : one way, between the sites of each worker and of the next one on a ring,
+        (workers,), 0 at one site; None for a single site.
     corrected : whether queueing is corrected for service times of small variance.
     collectives : those measured; others take the closed form of a ring.
     """
@@ -105,6 +108,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     least_bytes_per_s: float | None = None
     flow_bytes_per_s: Quantity = math.inf
     sites_bytes_per_s: Quantity = math.inf
+    sites_latency_s: Floats | None = None
 
     @property
     def at_once_bytes_per_s(self) -> Quantity:
@@ -306,7 +310,7 @@ def quantities_of(job: Job) -> Quantities:
         core_bandwidth_bytes_per_s=(
             math.inf if over is None else cluster.nics_per_node * goodput / over
         ),
-        latency_s=max(crossed.latency_s, *(nic.latency_s for nic in (*nics, own) if nic is not None)),
+        latency_s=max(nic.latency_s for nic in (*nics, own) if nic is not None),
         inside_bandwidth_bytes_per_s=math.inf if inside is None else inside.goodput_bytes_per_s,
         inside_latency_s=0.0 if inside is None else inside.latency_s,
         forward_s=w.forward_s * mean,
@@ -342,16 +346,17 @@ def quantities_of(job: Job) -> Quantities:
         else None,
         flow_bytes_per_s=min(cluster.flow_bytes_per_s or math.inf, crossed.flow_bytes_per_s),
         sites_bytes_per_s=crossed.bytes_per_s,
+        sites_latency_s=crossed.latency_s,
     )
 
 
 class _Crossings(NamedTuple):
-    """The slowest of the steps of a ring from one site to the next: its link, what a transfer may
-    carry, and the greatest latency."""
+    """The steps of a ring from one site to the next: the slowest link, what a transfer may carry,
+    and the latency between the sites of each worker and of the next one, (workers,)."""
 
     bytes_per_s: float = math.inf
     flow_bytes_per_s: float = math.inf
-    latency_s: float = 0.0
+    latency_s: Floats | None = None
 
 
 def _crossings(job: Job) -> _Crossings:
@@ -360,18 +365,18 @@ def _crossings(job: Job) -> _Crossings:
     if not job.crosses_sites:
         return _Crossings()
     nodes = cluster.nodes_for(n)
-    site = cluster.sites_of(nodes, n)
+    site = cluster.sites_of(nodes, n)  # does not decrease
     between = cluster.between_sites().among(np.arange(int(site[-1]) + 1))
     if len(between.names) == 1:
         return _Crossings()
-    least = min(cluster.devices_at(node, n) for node in cluster.samples(n))
-    ring = between.ring(min(cluster.nics_per_node, least))
-    steps = ring, np.roll(ring, -1)
-    return _Crossings(
-        float(between.bytes_per_s[steps].min()),
-        float(between.flow_bytes_per_s[steps].min()),
-        float(between.latency_s[steps].max()),
-    )
+    devices = np.array([cluster.devices_at(node, n) for node in range(nodes)])
+    ring = between.ring(min(cluster.nics_per_node, int(devices.min())))
+    step = ring, np.roll(ring, -1)
+    latency_s = np.zeros(n)
+    workers = np.bincount(site, devices).astype(np.int64)
+    latency_s[np.cumsum(workers[ring]) - 1] = between.latency_s[step]
+    bytes_per_s, flow = between.bytes_per_s[step].min(), between.flow_bytes_per_s[step].min()
+    return _Crossings(float(bytes_per_s), float(flow), latency_s)
 
 
 def class_of(job: Job, worker: int) -> Class:

@@ -1,4 +1,4 @@
-"""The order of places on a cycle whose slowest step is fastest."""
+"""Cycles: the order of places whose slowest step is fastest, and the longest way along one."""
 
 from __future__ import annotations
 
@@ -49,3 +49,18 @@ def _nearest_next(
         order.append(min(left, key=lambda k: (per_byte_s[here, k], latency_s[here, k], k)))
         left.remove(order[-1])
     return order
+
+
+def most_along(step_s: NDArray[np.float64], steps: int) -> float:
+    """The most that so many consecutive steps round a cycle take; ``step_s`` (places,) is that of
+    each.
+
+    >>> most_along(np.array([1.0, 0.0, 5.0, 0.0]), 2)
+    5.0
+    >>> most_along(np.array([1.0, 0.0, 5.0, 0.0]), 7)
+    12.0
+    """
+    rounds, rest = divmod(steps, len(step_s))
+    passed = np.concatenate([[0.0], np.cumsum(np.concatenate([step_s, step_s]))])
+    windows = passed[rest : rest + len(step_s)] - passed[: len(step_s)]
+    return rounds * float(step_s.sum()) + float(windows.max())

@@ -240,7 +240,8 @@ def _add_ring_sends(
         in_order = send.reshape(n, buckets * steps)
         before = np.empty_like(in_order)  # sends of the worker before
         before[following[:n] if n == members else worker] = in_order
-        b.chain(in_order)
+        if network.fabric.between is None:  # over long links the next part follows on the way
+            b.chain(in_order)
         b.edge(before[:, :-1], in_order[:, 1:])
         b.edge(ready, send[:, :, 0])
         b.edge(send[:, -1, -1], after)

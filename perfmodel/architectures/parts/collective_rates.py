@@ -17,6 +17,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import Quantities
 from perfmodel.theory import collective_times
 from perfmodel.theory.collective_times import LinearCost
+from perfmodel.theory.cycles import most_along
 
 MOST_IN_DOUBLE_TREE, MOST = 1024, 16_384
 """Workers up to which the rounds of a double tree, and of other algorithms, are counted; beyond,
@@ -31,13 +32,15 @@ def most_of(options: Reduction) -> int:
 class Ring(msgspec.Struct, frozen=True, eq=False):
     """A ring through all workers, or several where nodes have several NICs.
 
-    ``use`` is the busy time for each byte that a worker sends, ``hop_s`` the latency of a step,
-    ``flow_s`` the least time of a connection for each byte.
+    ``use`` is the busy time for each byte that a worker sends, ``hop_s`` the latency of a step
+    inside a site, ``flow_s`` the least time of a connection for each byte, ``sites_s`` (workers,)
+    the latency between the sites of each worker and of the next one.
     """
 
     use: Use
     hop_s: Quantity
     flow_s: Quantity = 0.0
+    sites_s: Floats | None = None
 
     @classmethod
     def of(cls, q: Quantities) -> Ring:
@@ -59,6 +62,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
             ),
             q.hop_s,
             where(away, 1.0 / (rings * q.flow_bytes_per_s), 0.0),
+            q.sites_latency_s,
         )
 
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
@@ -67,6 +71,10 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         slowest_s = maximum(use.nic_s, use.core_s, use.inside_s, use.sites_s, self.flow_s)
         added = {**figures, "bandwidth_bytes_per_s": math.inf}
         startup_s = cost(size_bytes=0.0, latency_s=self.hop_s, **added)
+        if self.sites_s is not None:
+            steps = round(cost(size_bytes=0.0, latency_s=1.0, **added))
+            more_s = np.maximum(self.sites_s - self.hop_s, 0.0)
+            startup_s = startup_s + most_along(more_s, steps)
         per_byte_s = moved * slowest_s + cost(size_bytes=1.0, latency_s=0.0, **added)
         return Rate((LinearCost(startup_s, per_byte_s),), self.use.times(moved))
 

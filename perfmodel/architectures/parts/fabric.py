@@ -170,11 +170,17 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """One-way latency from one end to another (broadcast): the greatest of the two nodes' and
         that between their sites."""
+        found = self.between_nodes_s(source, target)
+        if self.between is None:
+            return found
+        sites = self._sites_of(*np.broadcast_arrays(source, target))
+        return np.maximum(found, self.between.latency_s[sites])
+
+    def between_nodes_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
+        """The same as if all nodes were at one site: the greater of the two nodes'."""
         ends = np.broadcast_arrays(source, target)
         a, z = self.place[ends[0]], self.place[ends[1]]
         apart = np.maximum(self.latency_s[a], self.latency_s[z])
-        if self.between is not None:
-            apart = np.maximum(apart, self.between.latency_s[self._sites_of(*ends)])
         return np.where(a != z, apart, self.inside_latency_s)
 
     def rings(self, members: int) -> Ids:

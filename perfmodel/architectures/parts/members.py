@@ -11,6 +11,7 @@ from perfmodel.architectures.parts.fabric import Fabric
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.inputs.cluster import Cluster, Collective
 from perfmodel.theory.collective_schedules import Schedule
+from perfmodel.theory.cycles import most_along
 
 
 class Members(msgspec.Struct, frozen=True, eq=False):
@@ -49,17 +50,36 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         size = len(self.fabric.capacity)
         return np.bincount(path[used], weight[used], minlength=size).astype(np.float64)
 
-    def around(self) -> tuple[Floats, float, float]:
-        """Where each member sends one byte round the rings: bytes over each link, (links,), the
-        greatest latency of a hop, and the least seconds of a connection."""
-        rings = self.fabric.rings(self.count)
-        source, target = rings.ravel(), np.roll(rings, -1, axis=1).ravel()
+    def around(self) -> tuple[Floats, float]:
+        """Where each member sends one byte round the rings: bytes over each link, (links,), and the
+        least seconds of a connection."""
         if self.count == 1:
-            return np.zeros(len(self.fabric.capacity)), 0.0, 0.0
-        path = self.fabric.path(source, target)
-        part = np.full(len(source), 1.0 / len(rings))
-        flow_s = float((part / self.fabric.flow_between(source, target)).max())
-        return self.loads(path, part), float(self.fabric.between_s(source, target).max()), flow_s
+            return np.zeros(len(self.fabric.capacity)), 0.0
+        source, target = self._hops()
+        path = self.fabric.path(source, target).reshape(source.size, -1)
+        part = np.full(source.size, 1.0 / len(source))
+        flow_s = float((part / self.fabric.flow_between(source, target).ravel()).max())
+        return self.loads(path, part), flow_s
+
+    def latency_s(self, steps: int) -> float:
+        """Latency of so many steps round the rings.
+
+        Inside a site each step has that of the longest hop there. A message passes the links
+        between sites once in each round, not in each step: theirs add up along the ring.
+        """
+        if self.count == 1:
+            return 0.0
+        source, target = self._hops()
+        inside_s = float(self.fabric.between_nodes_s(source, target).max())
+        if self.fabric.between is None:
+            return steps * inside_s
+        more_s = np.maximum(self.fabric.between_s(source, target) - inside_s, 0.0)
+        return steps * inside_s + max(most_along(ring, steps) for ring in more_s)
+
+    def _hops(self) -> tuple[Ids, Ids]:
+        """The ends of each hop of each ring, (rings, members)."""
+        rings = self.fabric.rings(self.count)
+        return rings, np.roll(rings, -1, axis=1)
 
 
 class Cost(msgspec.Struct, frozen=True, eq=False):
@@ -117,9 +137,10 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
 
 def ring_cost(members: Members, moved: Floats, steps: int, added_s: Floats) -> Cost:
     """Cost of rings on which each member sends ``moved`` bytes (sizes,) in so many steps."""
-    loads, hop_s, flow_s = members.around()
+    loads, flow_s = members.around()
     moving_s = moved * max(float((loads / members.fabric.capacity).max()), flow_s)
-    return Cost.of(moved, _limited(members, loads), steps * hop_s + added_s, moving_s)
+    startup_s = members.latency_s(steps) + added_s
+    return Cost.of(moved, _limited(members, loads), startup_s, moving_s)
 
 
 def measured_cost(members: Members, moved: Floats, startup_s: Floats, moving_s: Floats) -> Cost:
@@ -127,7 +148,7 @@ def measured_cost(members: Members, moved: Floats, startup_s: Floats, moving_s: 
 
     Loads are capped at what links can carry in that time, so that idle links never lengthen it.
     """
-    loads, _, _ = members.around()
+    loads, _ = members.around()
     slowest_s = float((loads / members.fabric.capacity).max())
     passing = moving_s / slowest_s if slowest_s > 0.0 else moved
     return Cost.of(np.minimum(moved, passing), _limited(members, loads), startup_s, moving_s)
