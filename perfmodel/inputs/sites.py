@@ -178,8 +178,8 @@ def check_sites(sites: Sequence[Site], links: Sequence[SiteLink], servers_site: 
             if name not in names:
                 raise unknown_name(f"site in site_links[{i}].between", name, names)
         if pairs.count(pair) > 1:
-            whole = "the entry without between" if pair is None else " and ".join(map(repr, pair))
-            raise InputError(f"site_links: {whole} is given twice")
+            whole = "entry without between" if pair is None else f"pair {pair[0]!r} and {pair[1]!r}"
+            raise InputError(f"site_links: the {whole} is given twice")
     known = _by_pair(links)
     for a, z in itertools.combinations(names, 2):
         _link(known, a, z)

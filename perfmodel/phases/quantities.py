@@ -344,39 +344,43 @@ def quantities_of(job: Job) -> Quantities:
         )
         if cluster.overrides
         else None,
-        flow_bytes_per_s=min(cluster.flow_bytes_per_s or math.inf, crossed.flow_bytes_per_s),
+        flow_bytes_per_s=crossed.flow_bytes_per_s,
         sites_bytes_per_s=crossed.bytes_per_s,
         sites_latency_s=crossed.latency_s,
     )
 
 
 class _Crossings(NamedTuple):
-    """The steps of a ring from one site to the next: the slowest link, what a transfer may carry,
-    and the latency between the sites of each worker and of the next one, (workers,)."""
+    """What the steps of a ring between nodes may carry at most in one transfer; of those from one
+    site to the next the slowest link, and the latency between the sites of each worker and of the
+    next one, (workers,)."""
 
+    flow_bytes_per_s: float
     bytes_per_s: float = math.inf
-    flow_bytes_per_s: float = math.inf
     latency_s: Floats | None = None
 
 
 def _crossings(job: Job) -> _Crossings:
-    """The steps between sites of a ring through the workers of a job."""
+    """The steps between nodes, and between sites, of a ring through the workers of a job."""
     cluster, n = job.cluster, job.workers
+    inside = cluster.flow_bytes_per_s or math.inf
     if not job.crosses_sites:
-        return _Crossings()
+        return _Crossings(inside)
     nodes = cluster.nodes_for(n)
     site = cluster.sites_of(nodes, n)  # does not decrease
     between = cluster.between_sites().among(np.arange(int(site[-1]) + 1))
     if len(between.names) == 1:
-        return _Crossings()
+        return _Crossings(inside)
     devices = np.array([cluster.devices_at(node, n) for node in range(nodes)])
     ring = between.ring(min(cluster.nics_per_node, int(devices.min())))
     step = ring, np.roll(ring, -1)
     latency_s = np.zeros(n)
     workers = np.bincount(site, devices).astype(np.int64)
     latency_s[np.cumsum(workers[ring]) - 1] = between.latency_s[step]
-    bytes_per_s, flow = between.bytes_per_s[step].min(), between.flow_bytes_per_s[step].min()
-    return _Crossings(float(bytes_per_s), float(flow), latency_s)
+    flow = float(between.flow_bytes_per_s[step].min())
+    if nodes > len(ring):  # also from node to node at one site
+        flow = min(flow, inside)
+    return _Crossings(flow, float(between.bytes_per_s[step].min()), latency_s)
 
 
 def class_of(job: Job, worker: int) -> Class:

@@ -182,7 +182,7 @@ CLUSTER_KEYS = (
     "schema, name, title, nic, nodes, devices_per_node, nics_per_node, devices_on_nodes, "
     "intra_node, core_oversubscription, pair_efficiency, cpu_cores, worker_threads, "
     "core_sharing, server, overrides, collectives, slowdown_per_neighbour, loaders_per_node, "
-    "handover, queue_bytes, flow_bytes_per_s, calibration, source"
+    "handover, queue_bytes, flow_bytes_per_s, sites, site_links, calibration, source"
 )
 JOB_KEYS = (
     "schema, model, workload, device, precision, batch_size, cluster, bandwidth_bytes_per_s, "
