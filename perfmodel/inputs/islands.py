@@ -6,6 +6,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.inputs.cluster import Cluster, Link, NodeOverride
+from perfmodel.inputs.sites import MOST_CONNECTIONS
 
 MOST_DEVICES = 100_000
 """Devices of an island; a limit that catches typing errors."""
@@ -106,13 +107,32 @@ def places_of(cluster: Cluster, devices: tuple[int, ...]) -> Places:
         many = tuple(-(-count // each) for count in devices)
         found = Places(tuple(sum(many[:i]) for i in range(len(many))), many)
     needed = found.first[-1] + found.many[-1]
-    if cluster.nodes is not None and needed > cluster.nodes:
+    nodes = cluster.workers_nodes
+    if nodes is not None and needed > nodes:
         text = "+".join(map(str, devices)) if len(set(devices)) > 1 else f"{len(devices)} x {one}"
         raise InputError(
             f"islands: {text} devices need {needed} nodes, cluster {cluster.name!r} has "
-            f"{cluster.nodes} of {each} devices"
+            f"{nodes} of {each} devices"
         )
+    for island, at in enumerate(_sites(cluster, found)):
+        if at[0] != at[-1]:
+            a, z = cluster.sites[at[0]].name, cluster.sites[at[-1]].name
+            raise InputError(
+                f"islands: island {island} would be at several sites, {a!r} to {z!r}; "
+                "islands are on the nodes one after the other, choose island_devices to suit"
+            )
     return found
+
+
+def _sites(cluster: Cluster, places: Places) -> list[list[int]]:
+    """The sites of the nodes of each island; none of a cluster without sites."""
+    if not cluster.sites:
+        return []
+    of_node = [k for k, site in enumerate(cluster.sites) for _ in range(site.nodes)]
+    return [
+        of_node[first : first + many]
+        for first, many in zip(places.first, places.many, strict=True)
+    ]
 
 
 def inside(cluster: Cluster, first: int, many: int) -> Cluster:
@@ -122,7 +142,10 @@ def inside(cluster: Cluster, first: int, many: int) -> Cluster:
         for override in cluster.overrides
         if first <= override.node < first + many
     )
-    return msgspec.structs.replace(cluster, nodes=None, overrides=overrides)
+    server = msgspec.structs.replace(cluster.server, site=None)
+    return msgspec.structs.replace(
+        cluster, nodes=None, overrides=overrides, sites=(), site_links=(), server=server
+    )
 
 
 def among(
@@ -153,6 +176,11 @@ def among(
         for o in cluster.overrides
         if o.node >= used  # of servers
     ]
+    at = [site[0] for site in _sites(cluster, places)[::each]]
+    sites = [  # the site of a server is one even if no island is there
+        msgspec.structs.replace(site, nodes=max(at.count(k), 1))
+        for k, site in enumerate(cluster.sites)
+    ]
     flow, ports = cluster.flow_bytes_per_s, cluster.intra_node
     if ports is not None and ports.kind == "per_device":
         rate = ports.bandwidth_bytes_per_s * devices[0]
@@ -169,6 +197,13 @@ def among(
         slowdown_per_neighbour=0.0,
         loaders_per_node=None,
         flow_bytes_per_s=None if flow is None else flow * min(devices),
+        sites=tuple(sites),
+        site_links=tuple(
+            msgspec.structs.replace(
+                link, connections=min(link.connections * min(devices), MOST_CONNECTIONS)
+            )
+            for link in cluster.site_links
+        ),
     )
 
 

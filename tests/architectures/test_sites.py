@@ -269,3 +269,33 @@ def test_workers_fit_on_the_nodes_of_the_sites() -> None:
     # a dedicated server comes on top
     where = cluster((2, 2), server=Server(site="b"))
     assert step_s(where, 4, "bsp", overlap=False) == pytest.approx(3.0 + 2 * (20.0 + 2.0))
+
+
+# -- islands ---------------------------------------------------------------------------------------
+
+
+def islands(where: Cluster, count: int, devices: int | str, **options: Any) -> float:
+    job = make_job(workload=WORK, cluster=where, workers=count, arch="local_sgd", options=options,
+                   island_devices=devices, island_arch="allreduce")  # fmt: skip
+    return predict(job, fidelity="fine").iteration_s
+
+
+def test_islands_are_at_the_sites_of_their_nodes() -> None:
+    inside = {"devices_per_node": 2, "intra_node": IntraNode(1e9, kind="per_device")}
+    link = SiteLink(10.0, 2.0, connections=3, window_bytes=4.0)
+    where = cluster((2, 1), link, **inside)
+    # islands of 2 on three nodes, 0 and 1 at a, 2 at b: four steps of 100/3 bytes
+    # a transfer has 3 connections for each of 2 devices, of 1 byte/s each
+    assert islands(where, 3, 2, period=1, algorithm="ring") == pytest.approx(
+        3.0 + 4 * 100.0 / 3 / 6.0 + 3 * 2.0
+    )
+    # islands of 4 and 2, one at each site; the first sums 100 bytes over its nodes in 1 s
+    found = islands(where, 2, "4+2", period=1, algorithm="ring")
+    assert found == pytest.approx(3.0 + 1.0 + 100.0 / 6.0 + 2 * 2.0)
+
+
+def test_an_island_is_at_one_site() -> None:
+    with pytest.raises(InputError, match=r"island 1 would be at several sites, 'a' to 'b'"):
+        islands(cluster((3, 1)), 2, 2)
+    with pytest.raises(InputError, match=r"islands: 3 x 2 devices need 6 nodes, cluster 'lab' has"):
+        islands(cluster((3, 1)), 3, 2)

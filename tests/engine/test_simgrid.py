@@ -6,13 +6,18 @@ nothing else is common to the two programs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from perfmodel import Cluster, Link, Source
+from perfmodel.architectures.parts.fabric import Fabric
+from perfmodel.base.arrays import NONE
 from perfmodel.engine.simulation import makespan
+from perfmodel.inputs.sites import Site, SiteLink
 from tests import simgrid
 from tests.simgrid import Dag, Op, by_engine, by_simgrid, deviation
 
@@ -61,6 +66,27 @@ def core(rng: Random) -> Network:
     return [*capacity, total], path
 
 
+def sites(rng: Random) -> Network:
+    """Workers at a few sites, with a link from each site to each other."""
+    places = tuple(Site(f"site {k}", int(rng.integers(1, 6))) for k in range(rng.integers(2, 5)))
+    pairs = itertools.permutations((place.name for place in places), 2)
+    cluster = Cluster(
+        name="sites",
+        nic=Link(_capacities(rng, 1)[0]),
+        sites=places,
+        site_links=tuple(SiteLink(_capacities(rng, 1)[0] / 5, between=pair) for pair in pairs),
+        source=Source("exact", "test"),
+    )
+    n = cluster.workers_nodes or 0
+    fabric = Fabric.of(cluster, n)
+
+    def path() -> tuple[int, ...]:
+        links = fabric.path(*rng.choice(n, 2, replace=False))
+        return tuple(int(link) for link in links if link != NONE)
+
+    return np.nan_to_num(fabric.capacity, posinf=1e12).tolist(), path
+
+
 def mesh(rng: Random) -> Network:
     """Any one to six links at a time, as no real network has them."""
     n = int(rng.integers(6, 30))
@@ -78,7 +104,7 @@ def _capacities(rng: Random, n: int) -> list[float]:
     return [float(x) for x in 10 ** rng.uniform(8, 10, n)]
 
 
-TOPOLOGIES = {build.__name__: build for build in (star, racks, core, mesh)}
+TOPOLOGIES = {build.__name__: build for build in (star, racks, core, mesh, sites)}
 
 
 def random_dag(topology: str, transfers: int, seed: int, *, capped: bool = False) -> Dag:
