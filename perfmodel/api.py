@@ -366,6 +366,8 @@ def _of_file(
     if inside is not None:
         rate, kind = inside.bandwidth_bytes_per_s, f", {inside.kind}"
         said.append((True, "inside a node", rate, "bytes_per_s", kind))
+    if cluster.sites:
+        said.append((True, "sites", len(cluster.sites), "", ", with links between them"))
     said += [
         (servers, "update per tensor", cost.update_per_tensor_s, "s", ""),
         (servers, "update per byte", cost.update_per_byte_s, "s", ""),

@@ -212,6 +212,7 @@ PREDICTION: dict[str, Any] = {
                     "threads": WHOLE,
                     "optimizer_per_byte_s": NUMBER,
                     "nic": NOTHING,
+                    "site": TEXT + NOTHING,
                 },
                 "overrides": [{"node": WHOLE, "nic": LINK, "speed": NUMBER}],
                 "collectives": [COLLECTIVE],
@@ -220,6 +221,16 @@ PREDICTION: dict[str, Any] = {
                 "handover": {"per_tensor_s": NUMBER, "per_byte_s": NUMBER},
                 "queue_bytes": NUMBER + NOTHING,
                 "flow_bytes_per_s": NUMBER + NOTHING,
+                "sites": [{"name": TEXT, "nodes": WHOLE}],
+                "site_links": [
+                    {
+                        **LINK,
+                        "between": [TEXT],
+                        "connections": WHOLE,
+                        "window_bytes": NUMBER + NOTHING,
+                        "loss_rate": NUMBER,
+                    }
+                ],
                 "calibration": NOTHING,
                 "source": SOURCE,
             },
