@@ -126,12 +126,16 @@ def _placement_why(now: Situation) -> str:
 def _placement(now: Situation) -> Iterator[Change]:
     cluster = now.job.cluster
     there = {"dedicated": "colocated", "colocated": "dedicated"}[cluster.server.placement]
-    server = msgspec.structs.replace(cluster.server, placement=there)
-    changed = msgspec.structs.replace(cluster, server=server)
+    server = msgspec.structs.replace(cluster.server, placement=there, site=None)
+    where = "nodes of their own" if there == "dedicated" else "the workers' nodes"
+    yield Change(f"servers on {where}", "", _on(now, server=server))
+
+
+def _on(now: Situation, **fields: Any) -> dict[str, Any]:
+    """The arguments of the same job on a cluster with other values of these fields."""
     links = ("bandwidth_bytes_per_s", "latency_s")  # the job's cluster has them
     arguments = {k: v for k, v in now.arguments.items() if k not in links}
-    where = "nodes of their own" if there == "dedicated" else "the workers' nodes"
-    yield Change(f"servers on {where}", "", {**arguments, "cluster": changed})
+    return {**arguments, "cluster": msgspec.structs.replace(now.job.cluster, **fields)}
 
 
 def _overlap_why(now: Situation) -> str:
@@ -267,6 +271,12 @@ def _hardware(now: Situation) -> Iterator[Change]:
         yield Change("twice the bandwidth", f"--bandwidth {twice * 8e-9:g}Gbps", faster)
         flags = f"--latency {half * 1e6:g}us"
         yield Change("half the latency", flags, {**now.arguments, "latency_s": half})
+    if now.job.crosses_sites and not now.job.islands:  # whose cluster is not that of the arguments
+        wider = tuple(
+            msgspec.structs.replace(link, bandwidth_bytes_per_s=2.0 * link.bandwidth_bytes_per_s)
+            for link in now.job.cluster.site_links
+        )
+        yield Change("twice the bandwidth between sites", "", _on(now, site_links=wider))
     if now.has_servers:
         more = now.job.options.server_count + 1
         yield _options(now, "one more server", servers=more)
