@@ -237,8 +237,9 @@ def exact(job: Job) -> bool:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """Workers that share a node differ in where they send to."""
-    return None if job.cluster.fullest(job.workers) > 1 else build(job, fold=True)
+    """Workers that share a node, or are at several sites, differ in where they send to."""
+    differ = job.cluster.fullest(job.workers) > 1 or job.crosses_sites
+    return None if differ else build(job, fold=True)
 
 
 def traffic(job: Job) -> Traffic:

@@ -21,7 +21,7 @@ from perfmodel.architectures.parts.reduction import (
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_workers,
-    in_step,
+    alike,
     left_out,
     log_steps,
     stagger_s,
@@ -284,7 +284,7 @@ def exact(job: Job) -> bool:
     """
     data = job.workload.data_loading_s == 0.0
     known = Options.of(job).stage < 3 or all(a.tensor_bytes for a in expanded(job.workload).layers)
-    return known and data and in_step(job) and leaves_out(job) is None
+    return known and data and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:

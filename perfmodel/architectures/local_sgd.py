@@ -20,7 +20,7 @@ from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
     add_workers,
-    in_step,
+    alike,
     left_out,
     log_steps,
     stagger_s,
@@ -158,7 +158,7 @@ def notes(job: Job) -> tuple[str, ...]:
 def exact(job: Job) -> bool:
     """Whether the coarse model equals the simulation."""
     data = job.workload.data_loading_s == 0.0
-    return closed(job, Options.of(job)) and data and in_step(job) and leaves_out(job) is None
+    return closed(job, Options.of(job)) and data and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:

@@ -370,9 +370,9 @@ def leaves_out(job: Job) -> str | None:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """No folding where workers share a node, as they reach different peers without the network, or
-    where each has an order of its own."""
-    if Options.of(job).transmission == "random":
+    """No folding where workers share a node or are at several sites, as they reach different peers
+    over different links, or where each has an order of its own."""
+    if Options.of(job).transmission == "random" or job.crosses_sites:
         return None
     if job.workers > 1 and job.cluster.node_of_worker(job.workers - 1) < job.workers - 1:
         return None

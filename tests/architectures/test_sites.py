@@ -11,9 +11,11 @@ import pytest
 from perfmodel import Cluster, InputError, Link, Source, Workload, make_job, predict
 from perfmodel.architectures import registry
 from perfmodel.architectures.parts.fabric import Fabric
+from perfmodel.engine.simulation import simulate
 from perfmodel.inputs.cluster import IntraNode, Server
 from perfmodel.inputs.sites import Site, SiteLink
 from perfmodel.inputs.workload import WorkloadLayer
+from perfmodel.predicting.fine import build_graph
 
 WORK = Workload.of("one layer", [WorkloadLayer("a", 1.0, 2.0, (100.0,))])
 """A step of 3 s that makes 100 bytes of gradients."""
@@ -209,6 +211,22 @@ def test_sites_that_cost_nothing_change_nothing(arch: str) -> None:
     if arch != "gosgd":  # which waits for nothing
         slower = cluster(2, SiteLink(10.0), nic=near, **fields)
         assert step_s(slower, 4, arch) > step_s(together, 4, arch)
+
+
+@pytest.mark.parametrize(("arch", "options"), [
+    ("ring", {}), ("ring", {"each_send": True}), ("allreduce", {"bucketing": "horovod"}),
+    ("fsdp", {}), ("local_sgd", {"period": 2}), ("d_psgd", {}), ("p2p", {}),
+])  # fmt: skip
+def test_one_worker_stands_for_all_only_where_all_are_alike(
+    arch: str, options: dict[str, Any]
+) -> None:
+    for where in (cluster((2, 1, 1)), cluster((1, 1), SiteLink(5.0, 1.0, between=("a", "b")),
+                                              SiteLink(9.0, 2.0, between=("b", "a")))):  # fmt: skip
+        workers = where.workers_nodes or 0
+        job = make_job(workload=WORK, cluster=where, workers=workers, arch=arch, options=options)
+        whole, folded = (simulate(build_graph(job, fold=fold)) for fold in (False, True))
+        rates = whole.iterations_per_s.max(), folded.iterations_per_s.max()
+        assert rates[0] == pytest.approx(rates[1], rel=1e-9)
 
 
 @pytest.mark.parametrize("arch", ["allreduce", "ring", "fsdp", "bsp", "d_psgd", "p2p", "local_sgd"])

@@ -30,11 +30,11 @@ def notes(job: Job) -> tuple[str, ...]:
 
 
 def _fold(job: Job) -> OpGraph | None:
-    """With each send simulated, one worker can represent all only in a ring of one worker per node:
-    those that share a node, and members of a tree, differ in their receivers."""
+    """With each send simulated, one worker can represent all only in a ring of one worker per node,
+    at one site: others, and members of a tree, differ in their receivers."""
     options = Options.of(job)
     if options.each_send:
-        shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1
+        shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1 or job.crosses_sites
         members = Members.of(job.cluster, job.workers)
         if shared or options.sparse or reduction_of(job, members).algorithm != "ring":
             return None

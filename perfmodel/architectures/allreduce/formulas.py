@@ -10,7 +10,7 @@ from perfmodel.architectures.allreduce.messages import messages_of
 from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of, largest_bytes
 from perfmodel.architectures.parts.collective_rates import all_gather_rate, all_reduce_rate, closed
 from perfmodel.architectures.parts.measured import Fastest, Rate, Use, measured_in
-from perfmodel.architectures.parts.workers import in_step, left_out
+from perfmodel.architectures.parts.workers import alike, left_out
 from perfmodel.base.quantities import Quantity, maximum, where
 from perfmodel.inputs.cluster import Handover
 from perfmodel.inputs.job import Job
@@ -106,7 +106,7 @@ def exact(job: Job) -> bool:
     as_planned = options.bucketing != "mg_wfbp" or same
     known = one_by_one and as_planned and closed(job, options.reduction)
     data = job.workload.data_loading_s == 0.0
-    return in_order and known and data and in_step(job) and leaves_out(job) is None
+    return in_order and known and data and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:

@@ -112,8 +112,8 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         return self.startup_s + self.transfer_s
 
     def symmetric(self, fabric: Fabric) -> bool:
-        """Whether all links of a kind have the same load."""
-        return all(
+        """Whether all links of a kind have the same load; those between sites differ."""
+        return fabric.between is None and all(
             bool((self.loads[:, kind] == self.loads[:, kind][:, :1]).all()) for kind in fabric.kinds
         )
 

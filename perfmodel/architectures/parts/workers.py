@@ -130,11 +130,6 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
 
 def alike(job: Job) -> bool:
     """Whether all workers do the same at the same time, so that one may represent all of them."""
-    return in_step(job) and not job.crosses_sites
-
-
-def in_step(job: Job) -> bool:
-    """Whether all workers do the same at the same time, wherever they are."""
     own_cores = job.cluster.worker_threads is None
     return steady(job) and not job.unequal and own_cores and job.start == "together"
 
