@@ -192,6 +192,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 f"backup_workers: {spare} of {self.workers} workers leave nobody to wait for "
                 f"(at most {self.workers - 1})"
             )
+        size = self.options.group_size
+        if not self.options.allows(self.workers):
+            near = self.workers // size * size
+            raise InputError(
+                f"workers: {self.workers} are no whole number of groups of {size} (allowed: at "
+                f"most {size}, or a multiple of it, such as {near} or {near + size})"
+            )
         nodes = self.cluster.nodes
         if nodes is not None and self.cluster.nodes_for(self.workers) > nodes:
             raise InputError(

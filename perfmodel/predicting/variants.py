@@ -148,6 +148,11 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
     spare = job.options.spare_workers
     if "workers" in axes and np.any(axes["workers"] <= spare):
         raise InputError(f"workers: expected more than the {spare} backup workers")
+    size = job.options.group_size
+    if "workers" in axes and not np.all(job.options.allows(axes["workers"])):
+        raise InputError(
+            f"workers: expected at most {size}, the workers of a group, or multiples of it"
+        )
     unlike = bool(job.stragglers or job.cluster.overrides)
     for name in ("workers", "bandwidth_bytes_per_s", "latency_s"):
         if unlike and name in axes:

@@ -18,12 +18,16 @@ class Members(msgspec.Struct, frozen=True, eq=False):
 
     Attributes
     ----------
-    fabric : the links; its ends are the members.
+    fabric : the links.
     collectives : those measured among these members.
+    groups : the members, as ends of the fabric, (groups, members). Several groups are alike, and
+        each does the same at the same time; loads are those of all groups. None for one group of
+        all ends, the only one for which there are schedules other than rings.
     """
 
     fabric: Fabric
     collectives: tuple[Collective, ...] = ()
+    groups: Ids | None = None
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int) -> Members:
@@ -31,9 +35,14 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         return cls(Fabric.of(cluster, workers), cluster.collectives_of(workers))
 
     @property
+    def ends(self) -> Ids:
+        """The members as ends of the fabric, (groups, members)."""
+        return np.arange(len(self.fabric.place))[None] if self.groups is None else self.groups
+
+    @property
     def count(self) -> int:
-        """Number of members."""
-        return len(self.fabric.place)
+        """Number of members of a group."""
+        return int(self.ends.shape[1])
 
     def loads(self, path: Ids, part: Floats) -> Floats:
         """Bytes over each link of sends of ``part`` bytes each (sends,) on ``path`` (sends, 3)."""
@@ -45,12 +54,13 @@ class Members(msgspec.Struct, frozen=True, eq=False):
     def around(self) -> tuple[Floats, float, float]:
         """Where each member sends one byte round the rings: bytes over each link, (links,), the
         greatest latency of a hop, and the least seconds of a connection."""
-        rings = self.fabric.rings(self.count)
-        source, target = rings.ravel(), np.roll(rings, -1, axis=1).ravel()
         if self.count == 1:
             return np.zeros(len(self.fabric.capacity)), 0.0, 0.0
+        order = self.fabric.rings(self.ends[0])
+        rings = self.ends[:, order]
+        source, target = rings.ravel(), np.roll(rings, -1, axis=-1).ravel()
         path = self.fabric.path(source, target)
-        part = np.full(len(source), 1.0 / len(rings))
+        part = np.full(len(source), 1.0 / len(order))
         flow_s = float((part / self.fabric.flow_between(source, target)).max())
         return self.loads(path, part), float(self.fabric.between_s(source, target).max()), flow_s
 
@@ -65,12 +75,14 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         see :class:`perfmodel.architectures.parts.fabric.Fabric`.
     startup_s : latencies, and time to add, (sizes,).
     transfer_s : time to move the bytes, (sizes,).
+    weight : its part where links are shared with other collectives: that of a single group is 1.
     """
 
     bytes: Floats
     loads: Floats
     startup_s: Floats
     transfer_s: Floats
+    weight: float = 1.0
 
     @classmethod
     def of(cls, sizes: Floats, loads: Floats, startup_s: Floats, transfer_s: Floats) -> Cost:
