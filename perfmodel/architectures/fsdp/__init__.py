@@ -87,8 +87,8 @@ ARCHITECTURE = Architecture(
         "a unit that was freed after forward is gathered again for backward, the last one included",
         "gathered parameters have as many bytes as gradients",
         "a shard group is so many consecutive workers, and does all of the above on its own; then "
-        "each worker's part of a unit's gradients is all-reduced round a ring with the same part of "
-        "the other groups, in another process group, beside the collectives of the shard groups",
+        "each worker's part of a unit's gradients is all-reduced round a ring among the groups, in "
+        "another process group, beside the collectives of the shard groups",
         MEASURED_ASSUMPTION,
     ),
     source="Rajbhandari et al., SC 2020, doi 10.1109/SC41405.2020.00024; "

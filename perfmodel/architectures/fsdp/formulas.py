@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.theory.overlap import in_tandem
 
 
@@ -46,6 +47,10 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     gathers = [gather.seconds(size) for size in sizes]
     scatters = [scatter.seconds(size) for size in sizes]
     sums = [reduce.seconds(size / shards) for size in sizes] if reduce is not None else []
+    if sums:  # on the same links they take turns, unless connections limit
+        turns = share_links(q, shards) & (q.flow_bytes_per_s == math.inf)
+        scatters = [a + where(turns, b, 0.0) for a, b in zip(scatters, sums, strict=True)]
+        sums = [where(turns, 0.0, seconds) for seconds in sums]
     compute = q.forward_s + q.backward_s + q.optimizer_s / shards
     passes = (q.forward_s + q.backward_s) * late
     twice = 2.0 if options.stage == 3 and options.reshard_after_forward else 1.0
@@ -84,9 +89,7 @@ class _Reduced(NamedTuple):
     sums: list[Quantity]
 
 
-def _rates(
-    job: Job, q: Quantities
-) -> tuple[Rate | Either, Rate | Either, Rate | Either | None]:
+def _rates(job: Job, q: Quantities) -> tuple[Rate | Either, Rate | Either, Rate | Either | None]:
     """Rates of all-gathers, reduce-scatters and, where there are replicas, all-reduces."""
     options = Options.of(job)
     gamma = options.reduce_per_byte_s
@@ -120,10 +123,14 @@ def exact(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """The first feature of a job that the coarse model leaves out; None if there is none."""
-    where = (job.cluster, job.workers, Options.of(job).shards(job.workers))
+    size = Options.of(job).shards(job.workers)
+    several = 1 < size < job.workers
     beyond = {
-        "shard groups that lie differently on nodes": not same_place(*where),
-        "links that shard groups and replicas share": share_links(*where),
+        "shard groups that lie differently on nodes": not same_place(
+            job.cluster, job.workers, size
+        ),
+        "links that shard groups and replicas share": several
+        and bool(share_links(quantities_of(job), size)),
     }
     return left_out(job, beyond, core=False, connections=False)
 

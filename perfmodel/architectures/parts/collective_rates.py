@@ -46,7 +46,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         several = span is not None
         span = span or Span.of_all(q)
         away, here, least = span.away, span.on_node, span.least
-        rings = minimum(q.nics_per_node, least) if q.nics_per_node > 1 else 1
+        rings = minimum(span.nics, least) if q.nics_per_node > 1 else 1
         if q.bus:
             inside = span.beside * where(away, here - 1, span.members)
         else:  # a device that sends to another node does not use its port

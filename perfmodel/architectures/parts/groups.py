@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -109,16 +110,15 @@ def same_place(cluster: Cluster, workers: int, size: int) -> bool:
     return size in (1, workers) or (cluster.even(workers) and fits)
 
 
-def share_links(cluster: Cluster, workers: int, size: int) -> bool:
-    """Whether shard groups and replica groups use the same links, where they lie alike.
+def share_links(q: Quantities, size: Quantity) -> Quantity:
+    """Whether shard groups, and replica groups of several workers, use the same links, where they
+    lie alike.
 
     Shard groups within nodes use the links inside, and replica groups of one device of each node
     the links between nodes.
     """
-    if size in (1, workers):
-        return False
-    devices = cluster.fullest(workers)
-    return size > devices or (size < devices and cluster.intra_node is not None)
+    inside = q.inside_bandwidth_bytes_per_s < math.inf
+    return (size > 1) & ((size > q.fullest) | ((size < q.fullest) & inside))
 
 
 class Span(msgspec.Struct, frozen=True, eq=False):
@@ -128,6 +128,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
     ----------
     members : of a group.
     on_node, least : its members on the node that has most, and fewest, of them.
+    nics : of a node that its members use.
     beside : groups on a node.
     away : whether a group is on several nodes.
     alone : whether no other group shares its nodes, or a core that limits.
@@ -136,6 +137,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
     members: Quantity
     on_node: Quantity
     least: Quantity
+    nics: Quantity
     beside: Quantity
     away: Quantity
     alone: Quantity
@@ -144,7 +146,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
     def of_all(cls, q: Quantities) -> Span:
         """Of one group of all workers."""
         away = is_symbol(q.workers) or q.nodes > 1  # symbols: one worker to a node
-        return cls(q.workers, q.fullest, q.emptiest, 1.0, away, True)
+        return cls(q.workers, q.fullest, q.emptiest, q.nics_per_node, 1.0, away, True)
 
     @classmethod
     def of_shards(cls, q: Quantities, size: Quantity, *, core: bool) -> Span:
@@ -157,6 +159,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
             members=size,
             on_node=where(inside, size, full),
             least=where(inside, size, q.emptiest),
+            nics=q.nics_per_node,
             beside=beside,
             away=size > full,
             alone=alone,
@@ -172,6 +175,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
             members=q.workers / size,
             on_node=where(across, 1.0, full / size),
             least=where(across, 1.0, q.emptiest / size),
+            nics=q.nics_per_node // np.gcd(q.nics_per_node, size),
             beside=beside,
             away=is_symbol(q.workers) or q.nodes > 1,
             alone=(size <= 1) | _alone(beside, core),
