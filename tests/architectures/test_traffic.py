@@ -20,7 +20,7 @@ from perfmodel.architectures.registry import find, names
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph
-from tests.jobs import ALL, cluster, job, workload
+from tests.jobs import ALL, cluster, job, whole_groups, workload
 
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], optimizer_s=0.5)
 M = 90.0
@@ -258,6 +258,7 @@ def test_ad_psgd(workers: int, passive: str) -> None:
 
 def declared_is(arch: str, options: Mapping[str, Any], workers: int, times: float = 1.0) -> bool:
     """Whether an architecture says what its workers move, and what is simulated is just that."""
+    workers = whole_groups(workers, options)
     one = job(WORK, cluster(BANDWIDTH), workers, arch, dict(options))
     says = find(arch)[0].traffic
     said = says(one) if says is not None else None
