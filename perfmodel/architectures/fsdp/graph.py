@@ -144,7 +144,10 @@ def _add_shard_group(
 def _add_sums(b: GraphBuilder, communicator: Communicator, cost: Cost, made: Ids) -> Ids:
     """All-reduces of each unit's part of the gradients in a replica group, (units,).
 
-    One after the other, in the order in which gradients are ``made`` (shard groups, units).
+    One after the other, in the order in which gradients are ``made`` (shard groups, units): in
+    PyTorch they have a process group and a stream of their own, which waits for the reduce-scatter
+    (torch/distributed/fsdp: ``_runtime_utils.py``, ``_reduce_grad``; ``_fully_shard/``
+    ``_fsdp_collectives.py``, ``foreach_reduce``).
     """
     summed = communicator.add("all-reduce", cost, axis="unit")
     b.chain(summed[::-1])
