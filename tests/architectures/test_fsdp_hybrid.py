@@ -203,7 +203,7 @@ def routes_agree(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> str 
     return leaves_out(one)
 
 
-@pytest.mark.parametrize("case", CASES[::5], ids=str)
+@pytest.mark.parametrize("case", CASES[::23], ids=str)
 def test_one_group_may_stand_for_all(
     case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
