@@ -62,14 +62,23 @@ def model(name: str) -> Profile:
 
 
 def device(name: str) -> Device:
-    """A shipped device.
+    """A shipped device, by its name or an alias.
 
     Raises
     ------
     InputError : no such device.
     """
-    found: Device = _read(_file("device", name, "devices", ".toml"), Device, devices_.SCHEMA)
+    path = _file("device", device_called(name), "devices", ".toml")
+    found: Device = _read(path, Device, devices_.SCHEMA)
     return found
+
+
+def device_called(name: str) -> str:
+    """The name of the shipped device that has ``name`` as an alias; ``name`` where none has."""
+    known = device_names()
+    if name in known:
+        return name
+    return next((one for one in known if name in device(one).aliases), name)
 
 
 def default_cluster_of(device_name: str) -> str | None:
@@ -122,6 +131,8 @@ def workload(
     InputError : the device is neither in the profile nor in the catalogue, or there is nothing from
         which to estimate the profile's times on it.
     """
+    if device_name is not None and device_name not in profile.devices:
+        device_name = device_called(device_name)
     if device_name is None or device_name in profile.devices:
         timings = timings_on(profile, device_name, precision)
         shares = None
@@ -187,6 +198,7 @@ __all__ = [
     "cluster_or_file",
     "default_cluster_of",
     "device",
+    "device_called",
     "device_names",
     "folder",
     "model",

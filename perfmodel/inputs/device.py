@@ -32,7 +32,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 
     ``kind`` groups devices between which times can be transferred; ``default_cluster`` is the
-    cluster of the catalogue for jobs that name none.
+    cluster of the catalogue for jobs that name none. ``aliases`` are further names for it.
     """
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
@@ -43,6 +43,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float | None = None
     default_cluster: str | None = None
+    aliases: tuple[str, ...] = ()
     source: Source
 
     def __post_init__(self) -> None:
