@@ -44,6 +44,12 @@ MOST_MAX_OPS = 1e15
 INSIDE = "allreduce"
 """Default architecture inside an island."""
 
+OF_WORKLOAD = (
+    *("model", "workload", "device", "precision", "batch_size"),
+    *("sequence_length", "activation_checkpointing", "accumulation"),
+)
+"""Arguments of :func:`make_job` that a workload is made of."""
+
 Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
 
@@ -55,6 +61,9 @@ def make_job(
     device: str | None = None,
     precision: str | None = None,
     batch_size: int | None = None,
+    sequence_length: int | None = None,
+    activation_checkpointing: bool | None = None,
+    accumulation: int | None = None,
     cluster: Cluster | str | Path | None = None,
     bandwidth_bytes_per_s: float | None = None,
     latency_s: float | None = None,
@@ -78,6 +87,9 @@ def make_job(
     ----------
     model, workload : one of them: a model of the catalogue, or a workload (object or file).
     device, precision, batch_size : which of the profile's timings; batch size is per worker.
+    sequence_length : tokens of a sample, of language models with given dimensions.
+    activation_checkpointing : whether blocks keep their inputs only, and compute the rest again.
+    accumulation : passes before one update, which share the batch of a worker; 1 by default.
     cluster : an object, a file, or a name of the catalogue; by default that of the device, if its
         file names one.
     bandwidth_bytes_per_s, latency_s : replace those of every node's link.
@@ -94,7 +106,16 @@ def make_job(
     ------
     InputError : an argument is unknown, out of range or contradicts another.
     """
-    resolved = _workload(model, workload, device, precision, batch_size)
+    resolved = _workload(
+        model,
+        workload,
+        device=device,
+        precision=precision,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        activation_checkpointing=activation_checkpointing,
+        accumulation=accumulation,
+    )
     architecture, preset = registry.find(arch)
     given = {**preset, **_options(arch, preset, options or {})}
     chosen = registry.read_options(architecture, given)
@@ -269,18 +290,17 @@ def _defaults(name: str, chosen: Options, given: Collection[str]) -> list[Assump
 def _workload(
     model: str | None,
     workload: Workload | Profile | str | Path | None,
-    device: str | None,
-    precision: str | None,
-    batch_size: int | None,
+    **asked: Any,
 ) -> Workload:
+    """The workload, given or made; ``asked`` are the other arguments of :data:`OF_WORKLOAD`."""
     if model is None and workload is None:
         known = ", ".join(catalogue.model_names())
         raise InputError(f"model or workload: one of them is needed (models: {known})")
     if model is not None and workload is not None:
         raise InputError("model and workload: give only one of them")
     if isinstance(workload, Workload):
-        for name, value in (("device", device), ("batch_size", batch_size)):
-            if value is not None and value != getattr(workload, name):
+        for name, value in asked.items():
+            if name != "precision" and value not in (None, getattr(workload, name)):
                 raise InputError(f"{name}: the workload is already resolved, for another {name}")
         return workload
     if isinstance(workload, Profile):
@@ -290,7 +310,13 @@ def _workload(
     else:
         profile = catalogue.model(str(model))
     return catalogue.workload(
-        profile, device_name=device, precision=precision, batch_size=batch_size
+        profile,
+        device_name=asked["device"],
+        precision=asked["precision"],
+        batch_size=asked["batch_size"],
+        sequence_length=asked["sequence_length"],
+        activation_checkpointing=bool(asked["activation_checkpointing"]),
+        accumulation=1 if asked["accumulation"] is None else asked["accumulation"],
     )
 
 

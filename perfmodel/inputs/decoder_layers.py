@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from perfmodel.base.errors import InputError
@@ -50,6 +52,7 @@ def with_layers(profile: Profile, precision: str) -> Profile:
     return msgspec.structs.replace(profile, layers=layers, timings=())
 
 
+@functools.lru_cache(maxsize=64)
 def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[Layer, ...]:
     """Layers in forward order, per sequence of so many tokens.
 

@@ -291,6 +291,9 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     device: str | None = None
     precision: str | None = None
     batch_size: int | None = None
+    sequence_length: int | None = None
+    activation_checkpointing: bool | None = None
+    accumulation: int | None = None
     cluster: str | None = None
     bandwidth_bytes_per_s: float | None = None
     latency_s: float | None = None

@@ -21,7 +21,7 @@ DEVICE = "h100"
 """Device where the user names none and the model was not measured on any."""
 
 OWN_ERROR = 0.25
-"""With several figures of other models on the same chip: 90th percentile of the factor, less one, of
+"""With several figures of other models on the same chip: 90th percentile of the factor, less one.
 16 figures of A100 and H100, each against the median of the others there; median 0.12, worst 0.39."""
 
 SINGLE_ERROR = 0.37

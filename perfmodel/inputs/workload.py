@@ -53,8 +53,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     factor of 1.35); None where the step itself was measured. ``calibration`` says how well values
     are known that were fitted to measured steps: fields, or :data:`WIDE`. ``noise_scale_samples``
     is the gradient noise scale of the training, None where not known. ``sequence_length`` is the
-    tokens of a sample, None where not known. ``activation_checkpointing`` and ``accumulation`` (passes
-    before one update) are part of the times and activations already.
+    tokens of a sample, None where not known. ``activation_checkpointing`` and ``accumulation``
+    (passes before one update) are part of the times and activations already.
     """
 
     name: str

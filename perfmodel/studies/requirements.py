@@ -285,9 +285,8 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
     InputError : there is none, or it is no number.
     """
     dashed = name.replace("_", "-")
-    rest = {**given, "workload": job.workload}
-    for other in ("model", "device", "precision", "batch_size"):
-        rest.pop(other, None)
+    rest = {name: value for name, value in given.items() if name not in api.OF_WORKLOAD}
+    rest["workload"] = job.workload
     if dashed in ARGUMENTS:
         argument, least, most = ARGUMENTS[dashed]
         if argument in LINKS:

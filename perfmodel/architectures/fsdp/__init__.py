@@ -8,7 +8,7 @@ from perfmodel.architectures.base import Architecture, Coarse, Traffic
 from perfmodel.architectures.fsdp.formulas import exact, leaves_out, phases
 from perfmodel.architectures.fsdp.graph import build, meaning
 from perfmodel.architectures.fsdp.options import Options
-from perfmodel.architectures.fsdp.order import units_of
+from perfmodel.architectures.fsdp.order import sent_share, units_of
 from perfmodel.architectures.parts.groups import Groups, same_place
 from perfmodel.architectures.parts.measured import measured_notes
 from perfmodel.architectures.parts.reduction import MEASURED_ASSUMPTION
@@ -19,7 +19,7 @@ from perfmodel.inputs.job import Job
 def notes(job: Job) -> tuple[str, ...]:
     """Notes where a job extrapolates the measured collectives of its cluster."""
     options = Options.of(job)
-    sizes = units_of(job.workload, options.unit_bytes).bytes
+    sizes = units_of(job.workload, options.unit_bytes).bytes * sent_share(job)
     groups = Groups.of(job.cluster, job.workers, options.shards(job.workers))
     found: list[str] = []
     if groups.size > 1 and groups.shards_measured:
@@ -36,16 +36,18 @@ def worker_bytes(job: Job) -> float:
     At stage 1 each of the n workers of a shard group keeps an n-th of the optimizer state. At stage
     2 it keeps an n-th of the gradients, too, and those of one unit that is being reduced. At stage
     3 it keeps an n-th of the parameters as well, and the units that are gathered: the one that
-    computes and those prefetched.
+    computes and those prefetched. What is sent with 16 bits is kept so while it is whole.
     """
     options = Options.of(job)
     whole, n = job.workload.gradient_bytes, int(options.shards(job.workers))
     units = np.sort(units_of(job.workload, options.unit_bytes).bytes)[::-1]
     gradients = parameters = whole
+    sent = sent_share(job)
     if options.stage > 1:
-        gradients = min(whole / n + float(units[0]), whole)
+        gradients = min(whole / n + sent * float(units[0]), whole)
     if options.stage == 3 and options.reshard_after_forward:
-        parameters = min(whole / n + float(units[: options.prefetch + 1].sum()), whole)
+        gathered = sent * float(units[: options.prefetch + 1].sum())
+        parameters = min(whole / n + gathered, whole)
     state = job.workload.optimizer_state_bytes / n
     return state + gradients + parameters + job.workload.activation_bytes
 
@@ -63,9 +65,10 @@ def traffic(job: Job) -> Traffic:
     n = options.shards(job.workers)
     r = job.workers // n
     times = 3 if options.stage == 3 and options.reshard_after_forward else 2
-    moved = times * (n - 1) / n * job.workload.gradient_bytes
+    sent = job.workload.gradient_bytes * sent_share(job)
+    moved = times * (n - 1) / n * sent
     if r > 1:
-        moved += 2 * (r - 1) / r * job.workload.gradient_bytes / n
+        moved += 2 * (r - 1) / r * sent / n
     return Traffic(moved, moved)
 
 
@@ -85,7 +88,8 @@ ARCHITECTURE = Architecture(
         "at stages 1 and 2 all parameters are gathered between the optimizer and the next forward "
         "pass; both take the same time, and differ in memory alone",
         "a unit that was freed after forward is gathered again for backward, the last one included",
-        "gathered parameters have as many bytes as gradients",
+        "gathered parameters have as many bytes as gradients; both are sent with 16 bits where a "
+        "device computes with 16 bits (mixed), as FSDP's MixedPrecision does, and stored with 32",
         "a shard group is so many consecutive workers, and does all of the above on its own; then "
         "each worker's part of a unit's gradients is all-reduced round a ring among the groups, in "
         "another process group, beside the collectives of the shard groups",
@@ -103,6 +107,7 @@ ARCHITECTURE = Architecture(
         {"stage": 3, "unit_bytes": 50, "prefetch": 0, "reduce_per_byte_s": 0.01},
         {"stage": 3, "unit_bytes": 0, "prefetch": 3, "reshard_after_forward": False},
         {"stage": 3, "unit_bytes": 0, "shard_group": 2},
+        {"stage": 3, "unit_bytes": 0, "mixed_precision": False},
     ),
     traffic=traffic,
     meaning=meaning,

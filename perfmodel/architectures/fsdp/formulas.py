@@ -40,10 +40,11 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
         ("units", Options.of(job)), lambda: order.units_of(job.workload, options.unit_bytes)
     )
     gather, scatter, reduce = _rates(job, q)
-    sizes = [q.gradient_bytes * share for share in units.bytes / units.bytes.sum()]
+    sent = order.sent_share(job)
+    sizes = [q.gradient_bytes * share for share in sent * units.bytes / units.bytes.sum()]
     numbers = units.first.tolist()[::-1]
     if isinstance(q.layers, Whole):
-        sizes, numbers = [q.gradient_bytes], [0]
+        sizes, numbers = [q.gradient_bytes * sent], [0]
     gathers = [gather.seconds(size) for size in sizes]
     scatters = [scatter.seconds(size) for size in sizes]
     sums = [reduce.seconds(size / shards) for size in sizes] if reduce is not None else []

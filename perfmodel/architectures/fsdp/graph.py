@@ -63,15 +63,14 @@ def _add_collectives(
     what has been scattered, on a communicator of each replica group."""
     options = Options.of(job)
     units = order.units_of(job.workload, options.unit_bytes)
+    sent = units.bytes * order.sent_share(job)
     groups = Groups.of(job.cluster, job.workers, options.shards(job.workers))
     gamma, summing = options.reduce_per_byte_s, options.reduction()
     shards = groups.shards(fold=fold) if groups.size > 1 else []
     replicas = groups.replicas(fold=fold) if groups.count > 1 else []
-    gathers = [together(lambda m: all_gather_cost(m, units.bytes), g.members) for g in shards]
-    scatters = [
-        together(lambda m: reduce_scatter_cost(m, units.bytes, gamma), g.members) for g in shards
-    ]
-    part = units.bytes / groups.size
+    gathers = [together(lambda m: all_gather_cost(m, sent), g.members) for g in shards]
+    scatters = [together(lambda m: reduce_scatter_cost(m, sent, gamma), g.members) for g in shards]
+    part = sent / groups.size
     sums = [together(lambda m: all_reduce_cost(m, part, summing), g.members) for g in replicas]
     symmetric = all(cost.symmetric(groups.fabric) for cost in (*gathers, *scatters, *sums))
     network = Network(b, job, fold=fold and symmetric)

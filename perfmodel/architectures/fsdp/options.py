@@ -47,6 +47,10 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     reduce_per_byte_s: Annotated[float, Option("time to add one byte's worth of gradients")] = 0.0
+    mixed_precision: Annotated[
+        bool,
+        Option("send 16 bits of each parameter and gradient, if computing is with 16 bits"),
+    ] = True
 
     def __post_init__(self) -> None:
         whole_number("shard_group", self.shard_group, at_least=0)

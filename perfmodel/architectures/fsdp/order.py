@@ -9,6 +9,8 @@ import numpy as np
 
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.base.arrays import Floats, Ids
+from perfmodel.inputs.decoder_layers import SIXTEEN_BITS
+from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.theory.buckets import ddp_buckets
 
@@ -39,6 +41,12 @@ def units_of(workload: Workload, unit_bytes: float) -> Units:
         first=np.array([found[group[0]][0] for group in groups]),
         last=np.array([found[group[-1]][0] for group in groups]),
     )
+
+
+def sent_share(job: Job) -> float:
+    """Bytes of a parameter as it is sent over those as it is stored."""
+    low = Options.of(job).mixed_precision and job.workload.precision in SIXTEEN_BITS
+    return 0.5 if low else 1.0
 
 
 class Issue(NamedTuple):
