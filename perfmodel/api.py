@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -106,16 +106,8 @@ def make_job(
     ------
     InputError : an argument is unknown, out of range or contradicts another.
     """
-    resolved = _workload(
-        model,
-        workload,
-        device=device,
-        precision=precision,
-        batch_size=batch_size,
-        sequence_length=sequence_length,
-        activation_checkpointing=activation_checkpointing,
-        accumulation=accumulation,
-    )
+    sizes = batch_size, sequence_length, activation_checkpointing, accumulation
+    resolved = _workload(model, workload, device, precision, Passes(*sizes))
     architecture, preset = registry.find(arch)
     given = {**preset, **_options(arch, preset, options or {})}
     chosen = registry.read_options(architecture, given)
@@ -287,20 +279,31 @@ def _defaults(name: str, chosen: Options, given: Collection[str]) -> list[Assump
     ]
 
 
+class Passes(NamedTuple):
+    """What a step passes through the model, as in :func:`make_job`; None where not given."""
+
+    batch_size: int | None
+    sequence_length: int | None
+    activation_checkpointing: bool | None
+    accumulation: int | None
+
+
 def _workload(
     model: str | None,
     workload: Workload | Profile | str | Path | None,
-    **asked: Any,
+    device: str | None,
+    precision: str | None,
+    passes: Passes,
 ) -> Workload:
-    """The workload, given or made; ``asked`` are the other arguments of :data:`OF_WORKLOAD`."""
+    """The workload, given or made."""
     if model is None and workload is None:
         known = ", ".join(catalogue.model_names())
         raise InputError(f"model or workload: one of them is needed (models: {known})")
     if model is not None and workload is not None:
         raise InputError("model and workload: give only one of them")
     if isinstance(workload, Workload):
-        for name, value in asked.items():
-            if name != "precision" and value not in (None, getattr(workload, name)):
+        for name, value in {"device": device, **passes._asdict()}.items():
+            if value is not None and value != getattr(workload, name):
                 raise InputError(f"{name}: the workload is already resolved, for another {name}")
         return workload
     if isinstance(workload, Profile):
@@ -311,12 +314,12 @@ def _workload(
         profile = catalogue.model(str(model))
     return catalogue.workload(
         profile,
-        device_name=asked["device"],
-        precision=asked["precision"],
-        batch_size=asked["batch_size"],
-        sequence_length=asked["sequence_length"],
-        activation_checkpointing=bool(asked["activation_checkpointing"]),
-        accumulation=1 if asked["accumulation"] is None else asked["accumulation"],
+        device_name=device,
+        precision=precision,
+        batch_size=passes.batch_size,
+        sequence_length=passes.sequence_length,
+        activation_checkpointing=bool(passes.activation_checkpointing),
+        accumulation=1 if passes.accumulation is None else passes.accumulation,
     )
 
 

@@ -151,6 +151,13 @@ def gathered(name: str, kind: Any) -> Callable[[Command], Command]:
     return around
 
 
+CHECKPOINTING = click.option(
+    "--activation-checkpointing/--no-activation-checkpointing",
+    default=None,
+    help="Blocks keep their inputs only, and compute the rest again in backward.",
+)
+
+
 def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command], Command]:
     """The options that describe a job, which the command gets as ``flags``.
 
@@ -180,11 +187,7 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command
         whole("--batch-size", "Samples per worker and iteration."),
         whole("--global-batch-size", "Samples of all workers together."),
         whole("--sequence-length", "Tokens of a sample (language models)."),
-        click.option(
-            "--activation-checkpointing/--no-activation-checkpointing",
-            default=None,
-            help="Blocks keep their inputs only, and compute the rest again in backward.",
-        ),
+        CHECKPOINTING,
         whole("--accumulation", "Passes before one update, which share the batch.  [default: 1]"),
         value("--cluster", read_text, "NAME|FILE", "Cluster of the catalogue, or a file."),
         value("--bandwidth", read_quantity("bytes_per_s"), "10Gbps", "Of every link."),

@@ -52,10 +52,13 @@ def test_every_timing_says_where_it_comes_from(name: str) -> None:
         else:
             assert timing.source.kind == "measured"
             assert timing.per_layer
-    assert any(t.per_layer for t in profile.timings), "no model without measured layers"
+    if profile.decoder is None:
+        assert any(t.per_layer for t in profile.timings), "no other model without measured layers"
 
 
-@pytest.mark.parametrize("name", catalogue.model_names())
+@pytest.mark.parametrize(
+    "name", [name for name in catalogue.model_names() if catalogue.model(name).decoder is None]
+)
 @pytest.mark.parametrize("device", GPUS)
 def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) -> None:
     w = catalogue.workload(catalogue.model(name), device_name=device, batch_size=32)
