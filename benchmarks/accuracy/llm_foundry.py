@@ -1,7 +1,8 @@
 """Language models on sharded data parallel A100 and H100, from the catalogue alone.
 
-``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``, ``gpu``,
-``micro_batch`` (sequences of a pass on each GPU), ``grad_accum``, ``sharding`` and ``act_ckpt``.
+``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``,
+``gpu``, ``micro_batch`` (sequences of a pass on each GPU), ``grad_accum``, ``precision``,
+``sharding`` and ``act_ckpt``.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ def job(row: Row) -> pm.Job:
         cluster=CLUSTERS[device],
         workers=row.num_gpus,
         arch="fsdp",
-        options={"stage": STAGES[row.sharding], "unit_bytes": 0.0 if decoder is None else 48.0 * decoder.hidden**2},
+        options={
+            "stage": STAGES[row.sharding],
+            "unit_bytes": 0.0 if decoder is None else 48.0 * decoder.hidden**2,
+        },
     )
     update_s = made.workload.optimizer_s / row.grad_accum
     return msgspec.structs.replace(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import LAUNCH_S
+from perfmodel.inputs.batch_scaling import SINGLE_ERROR as SINGLE_SIZE_ERROR
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of, with_layers
 from perfmodel.inputs.device import Device, Utilisation, roofline_s
@@ -22,7 +23,7 @@ DEVICE = "h100"
 
 OWN_ERROR = 0.25
 """With several figures of other models on the same chip: 90th percentile of the factor, less one.
-16 figures of A100 and H100, each against the median of the others there; median 0.12, worst 0.39."""
+16 figures of A100 and H100, each against the median of the others; median 0.12, worst 0.39."""
 
 SINGLE_ERROR = 0.37
 """With one figure on the same chip: 120 pairs of them, median 0.15, worst 0.54."""
@@ -30,6 +31,10 @@ SINGLE_ERROR = 0.37
 OTHER_ERROR = 0.91
 """With figures of other chips: 17 figures of A100, H100 and V100, each against the median of the
 other two chips; median 0.46, worst 0.91, which is taken, as there are three chips only."""
+
+LAUNCHED_ERROR = dict(SINGLE_SIZE_ERROR)[4.0]
+"""Where a step is as long as the launches of its operations: that of the same rule for other models
+from one batch size to another, up to four times as large or small."""
 
 SAMPLE = 8
 """Sequences of a batch at which rooflines of published figures are taken."""
@@ -71,7 +76,13 @@ def estimate(
     efficiency, names, error = efficiency_on(target, devices, decoder_of)
     roofline = roofline_s(target, profile.layers, size, precision)
     tensors = sum(len(layer.tensors) for layer in profile.layers)
-    passes_s = max(3.0 * sum(roofline) / efficiency, LAUNCH_S * tensors)
+    why = f"median of published language models on {names}"
+    first = Assumption("efficiency", round(efficiency, 4), "of the roofline", why)
+    passes_s = 3.0 * sum(roofline) / efficiency
+    if passes_s < LAUNCH_S * tensors:
+        why = f"{LAUNCH_S * 1e3:g} ms for each parameter tensor, more than the products take"
+        passes_s, error = LAUNCH_S * tensors, LAUNCHED_ERROR
+        first = Assumption("launches of operations", passes_s, "s", why)
     state = profile.optimizer_state_bytes_per_parameter_byte
     moved = (3.0 + 2.0 * state) * profile.parameter_bytes
     optimizer_s = moved / target.memory_bandwidth_bytes_per_s
@@ -83,8 +94,7 @@ def estimate(
         optimizer_s=optimizer_s,
         source=Source("estimated", f"roofline of {target.title}, {target.source.text}"),
     )
-    why = f"median of published language models on {names}"
-    notes.insert(0, Assumption("efficiency", round(efficiency, 4), "of the roofline", why))
+    notes.insert(0, first)
     return resolve(
         profile,
         [timing],

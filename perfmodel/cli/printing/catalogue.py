@@ -39,6 +39,8 @@ def listing(kinds: Sequence[str]) -> None:
 def _model_line(profile: Profile) -> str:
     measured = dict.fromkeys(t.device for t in profile.timings if t.source.kind == "measured")
     others = [d for d in profile.devices if d not in measured]
+    if profile.decoder is not None and not profile.timings:
+        return f"{profile.title} or others"
     line = f"{profile.title}; measured on {', '.join(measured) or 'no device'}"
     return line + (f"; published for {', '.join(others)}" if others else "")
 
