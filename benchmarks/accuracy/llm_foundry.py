@@ -16,6 +16,7 @@ from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.decoder_layers import with_layers
 
 FILE = "throughput.csv"
 
@@ -69,15 +70,19 @@ class Row(msgspec.Struct, frozen=True):
             return f"sharding {self.sharding}"
         if self.gpu not in DEVICES:
             return self.gpu
-        if f"mpt-{self.model}" not in catalogue.model_names():
-            return f"model {self.model}"
-        return ""
+        return "" if f"mpt-{self.model}" in catalogue.model_names() else f"model {self.model}"
+
+
+def block_bytes(model: str) -> float:
+    """Bytes of the matrices of a block: with them a unit is closed."""
+    layers = with_layers(catalogue.model(f"mpt-{model}"), "mixed").layers
+    first = [layer for layer in layers if layer.name.startswith("blocks.0.")]
+    return sum(tensor.bytes for layer in first for tensor in layer.tensors)
 
 
 def job(row: Row) -> pm.Job:
     """The job of a pass. Blocks are the units that are gathered."""
     device = DEVICES[row.gpu]
-    decoder = catalogue.model(f"mpt-{row.model}").decoder
     made = pm.make_job(
         model=f"mpt-{row.model}",
         device=device,
@@ -88,10 +93,7 @@ def job(row: Row) -> pm.Job:
         cluster=CLUSTERS[device],
         workers=row.num_gpus,
         arch="fsdp",
-        options={
-            "stage": STAGES[row.sharding],
-            "unit_bytes": 0.0 if decoder is None else 48.0 * decoder.hidden**2,
-        },
+        options={"stage": STAGES[row.sharding], "unit_bytes": block_bytes(row.model)},
     )
     update_s = made.workload.optimizer_s / row.grad_accum
     return msgspec.structs.replace(
@@ -105,11 +107,11 @@ def cases(folder: Path) -> list[Case]:
     rows.say_left_out("no job", [row.why_not for row in table if row.why_not])
     runs = [
         Run(
-            f"llm_foundry/{row.gpu}",
+            f"llm_foundry/none/{row.gpu}",
             row.name,
             job(row),
             step_s=row.step_s,
-            pools=("llm_foundry/all",),
+            pools=("llm_foundry/none",),
             setting=f"{row.model} of {row.seq_len}, {row.num_gpus} GPUs",
         )
         for row in table

@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import LAUNCH_S
@@ -52,10 +54,10 @@ def estimate(
     """Estimate a language model's workload on a device that it was not measured on.
 
     The efficiency is the roofline time of a model's layers as a fraction of the time that its
-    published utilisation means: the median of the figures on the target, or else of those on
-    the chips with the nearest peak rate. A step lasts no less than the launches of its operations
-    (:data:`perfmodel.inputs.batch_scaling.LAUNCH_S`). The optimizer (Adam) reads parameters,
-    gradients and its state, and writes parameters and state, at the rate of the memory.
+    published utilisation means (:func:`efficiency_on`). These figures are of many devices, so that
+    what they lose together is in the estimate. A step lasts no less than the launches of its
+    operations (:data:`perfmodel.inputs.batch_scaling.LAUNCH_S`). The optimizer (Adam) reads
+    parameters, gradients and its state, and writes parameters and state, at the rate of the memory.
 
     Raises
     ------
@@ -95,7 +97,7 @@ def estimate(
         source=Source("estimated", f"roofline of {target.title}, {target.source.text}"),
     )
     notes.insert(0, first)
-    return resolve(
+    found = resolve(
         profile,
         [timing],
         batch_size=size,
@@ -103,6 +105,7 @@ def estimate(
         assumptions=notes,
         error_fraction=error,
     )
+    return msgspec.structs.replace(found, among_several=True)
 
 
 def efficiency_on(

@@ -54,7 +54,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     are known that were fitted to measured steps: fields, or :data:`WIDE`. ``noise_scale_samples``
     is the gradient noise scale of the training, None where not known. ``sequence_length`` is the
     tokens of a sample, None where not known. ``activation_checkpointing`` and ``accumulation``
-    (passes before one update) are part of the times and activations already.
+    (passes before one update) are part of the times and activations already. ``among_several``: the
+    times are of a device that trains among others, with what these slow it down by.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     sequence_length: int | None = None
     activation_checkpointing: bool = False
     accumulation: int = 1
+    among_several: bool = False
 
     def __post_init__(self) -> None:
         for path in self.calibration.parameters if self.calibration is not None else ():
