@@ -106,24 +106,17 @@ def make_job(
     ------
     InputError : an argument is unknown, out of range or contradicts another.
     """
-    sizes = batch_size, sequence_length, activation_checkpointing, accumulation
-    resolved = _workload(model, workload, device, precision, Passes(*sizes))
+    passes = Passes(batch_size, sequence_length, activation_checkpointing, accumulation)
+    resolved = _workload(model, workload, device, precision, passes)
     architecture, preset = registry.find(arch)
     given = {**preset, **_options(arch, preset, options or {})}
     chosen = registry.read_options(architecture, given)
     servers = chosen.server_count > 0
-    place = cluster if cluster is not None else catalogue.default_cluster_of(resolved.device)
+    place, chosen_place = _place(cluster, resolved.device)
     where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, servers)
     spread, of_jitter = _jitter(jitter, resolved)
-    notes = [*resolved.assumptions]
-    if cluster is None:
-        why = "default" if place is None else f"default for {resolved.device}"
-        notes.append(Assumption("cluster", where.name, "", why))
-    notes += [*of_cluster, *_defaults(architecture.name, chosen, given)]
-    if start is None:
-        start = "staggered" if chosen.asynchronous else "together"
-        why = "asynchronous workers drift apart" if start == "staggered" else "synchronous"
-        notes.append(Assumption("start", start, "", why))
+    assumed = (*resolved.assumptions, *chosen_place, *of_cluster)
+    start, of_start = _start(start, chosen)
     job = Job(
         workload=resolved,
         cluster=where,
@@ -134,13 +127,35 @@ def make_job(
         jitter=spread,
         stragglers=tuple(stragglers),
         seed=seed,
-        assumptions=(*notes, *of_jitter),
+        assumptions=(*assumed, *_defaults(architecture.name, chosen, given), *of_start, *of_jitter),
     )
     if island_devices is None and (island_arch is not None or island_options):
         raise InputError("island_arch, island_options: need island_devices")
     steps = ONE_STEP if island_steps is None else read_steps(island_steps)
     sizes = read_devices(1 if island_devices is None else island_devices, workers)
     return _with_islands(job, sizes, steps, island_arch, island_options)
+
+
+def _place(
+    given: Cluster | str | Path | None, device: str
+) -> tuple[Cluster | str | Path, list[Assumption]]:
+    """The cluster as given, or the default of a device, and an assumption that says so."""
+    if given is not None:
+        return given, []
+    own = catalogue.default_cluster_of(device)
+    name = catalogue.DEFAULT_CLUSTER if own is None else own
+    why = "default" if own is None else f"default for {device}"
+    return name, [Assumption("cluster", catalogue.cluster(name).name, "", why)]
+
+
+def _start(given: Start | None, chosen: Options) -> tuple[Start, list[Assumption]]:
+    """How workers begin, and an assumption where it was not given."""
+    if given is not None:
+        return given, []
+    if chosen.asynchronous:
+        why = "asynchronous workers drift apart"
+        return "staggered", [Assumption("start", "staggered", "", why)]
+    return "together", [Assumption("start", "together", "", "synchronous")]
 
 
 def _with_islands(
@@ -342,7 +357,7 @@ def _jitter(
 
 
 def _cluster(
-    cluster: Cluster | str | Path | None,
+    cluster: Cluster | str | Path,
     bandwidth_bytes_per_s: float | None,
     latency_s: float | None,
     servers: bool,
@@ -351,7 +366,7 @@ def _cluster(
     if isinstance(cluster, Cluster):
         base, notes = cluster, []
     else:
-        base = catalogue.cluster_or_file(catalogue.DEFAULT_CLUSTER if cluster is None else cluster)
+        base = catalogue.cluster_or_file(cluster)
         notes = _of_file(base, bandwidth_bytes_per_s, latency_s, servers)
     if bandwidth_bytes_per_s is None and latency_s is None:
         return base, notes
