@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from perfmodel import InputError, make_job, predict
+from perfmodel.cli import cli
 from perfmodel.inputs import catalogue, language_estimate
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
+from perfmodel.inputs.job import read_job
 from perfmodel.inputs.passes import accumulated, checkpointed
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 
@@ -292,3 +298,30 @@ def test_a_resolved_workload_cannot_be_changed() -> None:
     with pytest.raises(InputError, match="sequence_length: the workload is already resolved"):
         make_job(workload=done, sequence_length=512)
     assert make_job(workload=done, sequence_length=1024).workload is done
+
+
+def test_flags_a_job_file_and_python_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        'schema = "perfmodel.job/1"\nmodel = "llama-1b"\ndevice = "h200"\narch = "fsdp"\n'
+        "workers = 4\nbatch_size = 4\nsequence_length = 1024\nactivation_checkpointing = true\n"
+        "accumulation = 2\n"
+    )
+    flags = "--model llama-1b --device h200 --arch fsdp --workers 4 --batch-size 4"
+    flags += " --sequence-length 1024 --activation-checkpointing --accumulation 2"
+    made = predict(make_job(**read_job(tmp_path / "job.toml")))
+    for words in (flags.split(), ["--job", str(tmp_path / "job.toml")]):
+        done = CliRunner().invoke(cli, ["predict", *words, "--json"])
+        assert done.exit_code == 0, done.output
+        said = json.loads(done.stdout)
+        assert said["throughput_samples_per_s"] == made.throughput_samples_per_s
+        assert said["sequence_length"] == 1024
+        assert any(note.startswith("accumulation: ") for note in said["notes"])
+
+
+def test_a_sweep_goes_over_lengths() -> None:
+    words = "--model gpt2-xl --arch ring --workers 2 --sequence-length 256,512 --csv -"
+    done = CliRunner().invoke(cli, ["sweep", *words.split()])
+    assert done.exit_code == 0, done.output
+    header, *lines = csv.reader(done.stdout.splitlines())
+    column = header.index("sequence_length")
+    assert [line[column] for line in lines] == ["256", "512"]
