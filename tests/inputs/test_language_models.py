@@ -164,7 +164,7 @@ def test_errors_are_those_of_the_shipped_figures() -> None:
         for name, each in found.items()
         for x in each
     ]
-    assert (len(own), len(pairs), len(other)) == (16, 120, 17)
+    assert (len(own), len(pairs), len(other)) == (17, 168, 18)
     assert round(float(np.quantile(own, 0.9)), 2) == language_estimate.OWN_ERROR
     assert round(float(np.quantile(pairs, 0.9)), 2) == language_estimate.SINGLE_ERROR
     assert round(max(other), 2) == language_estimate.OTHER_ERROR
