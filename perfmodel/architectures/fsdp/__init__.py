@@ -15,9 +15,15 @@ from perfmodel.architectures.parts.reduction import MEASURED_ASSUMPTION
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 
+ACCUMULATED = (
+    "accumulation: parameters are gathered and gradients reduced once an update; where each pass "
+    "does so, predict a job with the batch of one pass"
+)
+"""Note on a job whose passes share an update."""
+
 
 def notes(job: Job) -> tuple[str, ...]:
-    """Notes where a job extrapolates the measured collectives of its cluster."""
+    """Notes on accumulation, and where measured collectives are extrapolated."""
     options = Options.of(job)
     sizes = units_of(job.workload, options.unit_bytes).bytes * sent_share(job)
     groups = Groups.of(job.cluster, job.workers, options.shards(job.workers))
@@ -27,6 +33,8 @@ def notes(job: Job) -> tuple[str, ...]:
         found += measured_notes(job, used, groups.size)
     if groups.count > 1 and groups.replicas_measured:
         found += measured_notes(job, {"all_reduce": sizes / groups.size}, groups.count)
+    if job.workload.accumulation > 1 and job.workers > 1:
+        found.append(ACCUMULATED)
     return tuple(found)
 
 
