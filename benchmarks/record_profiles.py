@@ -91,14 +91,17 @@ def renewed(path: Path, new: Profile, remark: str) -> Profile:
     """The new workload with what the file has of other devices, or of others' measurements."""
     source = msgspec.structs.replace(new.source, text=new.source.text + remark)
     kept = []
+    decoder = None
     if path.exists():
+        decoder = read_profile(path).decoder
         devices = set(new.devices)
         kept = [
             timing
             for timing in read_profile(path).timings
             if timing.source.kind != "measured" or timing.device not in devices
         ]
-    return msgspec.structs.replace(new, source=source, timings=ordered([*new.timings, *kept]))
+    timings = ordered([*new.timings, *kept])
+    return msgspec.structs.replace(new, source=source, timings=timings, decoder=decoder)
 
 
 def say(recorded: Recorded) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -44,6 +44,12 @@ MOST_MAX_OPS = 1e15
 INSIDE = "allreduce"
 """Default architecture inside an island."""
 
+OF_WORKLOAD = (
+    *("model", "workload", "device", "precision", "batch_size"),
+    *("sequence_length", "activation_checkpointing", "accumulation"),
+)
+"""Arguments of :func:`make_job` that a workload is made of."""
+
 Fidelity = Literal["fine", "coarse", "auto"]
 FIDELITIES = ("fine", "coarse", "auto")
 
@@ -55,6 +61,9 @@ def make_job(
     device: str | None = None,
     precision: str | None = None,
     batch_size: int | None = None,
+    sequence_length: int | None = None,
+    activation_checkpointing: bool | None = None,
+    accumulation: int | None = None,
     cluster: Cluster | str | Path | None = None,
     bandwidth_bytes_per_s: float | None = None,
     latency_s: float | None = None,
@@ -78,6 +87,9 @@ def make_job(
     ----------
     model, workload : one of them: a model of the catalogue, or a workload (object or file).
     device, precision, batch_size : which of the profile's timings; batch size is per worker.
+    sequence_length : tokens of a sample, of language models with given dimensions.
+    activation_checkpointing : whether blocks keep their inputs only, and compute the rest again.
+    accumulation : passes before one update, which share the batch of a worker; 1 by default.
     cluster : an object, a file, or a name of the catalogue; by default that of the device, if its
         file names one.
     bandwidth_bytes_per_s, latency_s : replace those of every node's link.
@@ -94,23 +106,17 @@ def make_job(
     ------
     InputError : an argument is unknown, out of range or contradicts another.
     """
-    resolved = _workload(model, workload, device, precision, batch_size)
+    passes = Passes(batch_size, sequence_length, activation_checkpointing, accumulation)
+    resolved = _workload(model, workload, device, precision, passes)
     architecture, preset = registry.find(arch)
     given = {**preset, **_options(arch, preset, options or {})}
     chosen = registry.read_options(architecture, given)
     servers = chosen.server_count > 0
-    place = cluster if cluster is not None else catalogue.default_cluster_of(resolved.device)
+    place, chosen_place = _place(cluster, resolved.device)
     where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, servers)
     spread, of_jitter = _jitter(jitter, resolved)
-    notes = [*resolved.assumptions]
-    if cluster is None:
-        why = "default" if place is None else f"default for {resolved.device}"
-        notes.append(Assumption("cluster", where.name, "", why))
-    notes += [*of_cluster, *_defaults(architecture.name, chosen, given)]
-    if start is None:
-        start = "staggered" if chosen.asynchronous else "together"
-        why = "asynchronous workers drift apart" if start == "staggered" else "synchronous"
-        notes.append(Assumption("start", start, "", why))
+    assumed = (*resolved.assumptions, *chosen_place, *of_cluster)
+    start, of_start = _start(start, chosen)
     job = Job(
         workload=resolved,
         cluster=where,
@@ -121,13 +127,35 @@ def make_job(
         jitter=spread,
         stragglers=tuple(stragglers),
         seed=seed,
-        assumptions=(*notes, *of_jitter),
+        assumptions=(*assumed, *_defaults(architecture.name, chosen, given), *of_start, *of_jitter),
     )
     if island_devices is None and (island_arch is not None or island_options):
         raise InputError("island_arch, island_options: need island_devices")
     steps = ONE_STEP if island_steps is None else read_steps(island_steps)
     sizes = read_devices(1 if island_devices is None else island_devices, workers)
     return _with_islands(job, sizes, steps, island_arch, island_options)
+
+
+def _place(
+    given: Cluster | str | Path | None, device: str
+) -> tuple[Cluster | str | Path, list[Assumption]]:
+    """The cluster as given, or the default of a device, and an assumption that says so."""
+    if given is not None:
+        return given, []
+    own = catalogue.default_cluster_of(device)
+    name = catalogue.DEFAULT_CLUSTER if own is None else own
+    why = "default" if own is None else f"default for {device}"
+    return name, [Assumption("cluster", catalogue.cluster(name).name, "", why)]
+
+
+def _start(given: Start | None, chosen: Options) -> tuple[Start, list[Assumption]]:
+    """How workers begin, and an assumption where it was not given."""
+    if given is not None:
+        return given, []
+    if chosen.asynchronous:
+        why = "asynchronous workers drift apart"
+        return "staggered", [Assumption("start", "staggered", "", why)]
+    return "together", [Assumption("start", "together", "", "synchronous")]
 
 
 def _with_islands(
@@ -266,20 +294,30 @@ def _defaults(name: str, chosen: Options, given: Collection[str]) -> list[Assump
     ]
 
 
+class Passes(NamedTuple):
+    """What a step passes through the model, as in :func:`make_job`; None where not given."""
+
+    batch_size: int | None
+    sequence_length: int | None
+    activation_checkpointing: bool | None
+    accumulation: int | None
+
+
 def _workload(
     model: str | None,
     workload: Workload | Profile | str | Path | None,
     device: str | None,
     precision: str | None,
-    batch_size: int | None,
+    passes: Passes,
 ) -> Workload:
+    """The workload, given or made."""
     if model is None and workload is None:
         known = ", ".join(catalogue.model_names())
         raise InputError(f"model or workload: one of them is needed (models: {known})")
     if model is not None and workload is not None:
         raise InputError("model and workload: give only one of them")
     if isinstance(workload, Workload):
-        for name, value in (("device", device), ("batch_size", batch_size)):
+        for name, value in {"device": device, **passes._asdict()}.items():
             if value is not None and value != getattr(workload, name):
                 raise InputError(f"{name}: the workload is already resolved, for another {name}")
         return workload
@@ -290,7 +328,13 @@ def _workload(
     else:
         profile = catalogue.model(str(model))
     return catalogue.workload(
-        profile, device_name=device, precision=precision, batch_size=batch_size
+        profile,
+        device_name=device,
+        precision=precision,
+        batch_size=passes.batch_size,
+        sequence_length=passes.sequence_length,
+        activation_checkpointing=bool(passes.activation_checkpointing),
+        accumulation=1 if passes.accumulation is None else passes.accumulation,
     )
 
 
@@ -313,7 +357,7 @@ def _jitter(
 
 
 def _cluster(
-    cluster: Cluster | str | Path | None,
+    cluster: Cluster | str | Path,
     bandwidth_bytes_per_s: float | None,
     latency_s: float | None,
     servers: bool,
@@ -322,7 +366,7 @@ def _cluster(
     if isinstance(cluster, Cluster):
         base, notes = cluster, []
     else:
-        base = catalogue.cluster_or_file(catalogue.DEFAULT_CLUSTER if cluster is None else cluster)
+        base = catalogue.cluster_or_file(cluster)
         notes = _of_file(base, bandwidth_bytes_per_s, latency_s, servers)
     if bandwidth_bytes_per_s is None and latency_s is None:
         return base, notes

@@ -146,6 +146,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "moving_rate": (0.1, 0.5),
     "servers": (1, 2, 3),
     "stage": (1, 2, 3),
+    "shard_group": (0, 2, 4),
     "unit_bytes": (25e6, 0.0, 2e6),
     "prefetch": (1, 0, 2),
     "reshard_after_forward": (True, False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -82,11 +82,19 @@ def job(
     options: dict[str, Any] | None = None,
     **fields: Any,
 ) -> Job:
-    """A job; workers start together unless said otherwise."""
+    """A job; workers start together unless said otherwise, and are rounded up to whole groups."""
     fields.setdefault("start", "together")
+    given = options or {}
+    count = whole_groups(workers, given)
     return make_job(
-        workload=work, cluster=where, workers=workers, arch=arch, options=options or {}, **fields
+        workload=work, cluster=where, workers=count, arch=arch, options=given, **fields
     )
+
+
+def whole_groups(workers: int, options: Mapping[str, Any]) -> int:
+    """The least number of workers, ``workers`` or more, that options permit."""
+    size = options.get("shard_group") or 1
+    return workers if workers <= size else -(-workers // size) * size
 
 
 _seconds = st.floats(0.0, 10.0, allow_subnormal=False)

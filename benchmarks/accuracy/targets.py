@@ -36,6 +36,7 @@ TARGETS = (
     Target("dlperf/few", 0.05, 0.15),
     Target("mxnet/few", 0.05, 0.15),
     Target("kungfu/few", 0.05, 0.15),
+    Target("llm_foundry/none", 0.10, 0.30),
 )
 
 

@@ -11,6 +11,7 @@ from perfmodel.architectures.parts.collective_rates import all_reduce_rate, clos
 from perfmodel.architectures.parts.communicator import Communicator
 from perfmodel.architectures.parts.measured import measured_notes
 from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.network import Network
 from perfmodel.architectures.parts.reduction import (
     REDUCTION_ASSUMPTIONS,
     Reduction,
@@ -84,7 +85,8 @@ def _add_average(b: GraphBuilder, job: Job, workers: Workers, optimizer: Ids, fo
     options = Options.of(job)
     members = Members.of(job.cluster, job.workers)
     cost = all_reduce_cost(members, np.array([job.workload.gradient_bytes]), options)
-    communicator = Communicator(b, job, members, symmetric=fold and cost.symmetric(members.fabric))
+    network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
+    communicator = Communicator(b, network)
     average = communicator.add("average", cost, axis="model")
     b.edge(optimizer, average)
     if options.period == 1:

@@ -40,6 +40,9 @@ class JobFlags(NamedTuple):
     precision: Any
     batch_size: Any
     global_batch_size: Any
+    sequence_length: Any
+    activation_checkpointing: bool | None
+    accumulation: Any
     cluster: Any
     bandwidth: Any
     latency: Any
@@ -148,6 +151,13 @@ def gathered(name: str, kind: Any) -> Callable[[Command], Command]:
     return around
 
 
+CHECKPOINTING = click.option(
+    "--activation-checkpointing/--no-activation-checkpointing",
+    default=None,
+    help="Blocks keep their inputs only, and compute the rest again in backward.",
+)
+
+
 def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command], Command]:
     """The options that describe a job, which the command gets as ``flags``.
 
@@ -176,6 +186,9 @@ def job_options(*, lists: bool = False, jobs: bool = False) -> Callable[[Command
         ),
         whole("--batch-size", "Samples per worker and iteration."),
         whole("--global-batch-size", "Samples of all workers together."),
+        whole("--sequence-length", "Tokens of a sample (language models)."),
+        CHECKPOINTING,
+        whole("--accumulation", "Passes before one update, which share the batch.  [default: 1]"),
         value("--cluster", read_text, "NAME|FILE", "Cluster of the catalogue, or a file."),
         value("--bandwidth", read_quantity("bytes_per_s"), "10Gbps", "Of every link."),
         value("--latency", read_quantity("s"), "50us", "One way, of every link."),

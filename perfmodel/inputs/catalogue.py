@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, unknown_name
+from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption
 from perfmodel.inputs import cluster as clusters_
 from perfmodel.inputs import device as devices_
+from perfmodel.inputs import language_estimate
 from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.decoder_layers import at_length
 from perfmodel.inputs.device import Device, roofline_s
 from perfmodel.inputs.device_transfer import estimate
+from perfmodel.inputs.passes import accumulated, checkpointed
 from perfmodel.inputs.profile import SCHEMA, Profile, Timing, read_profile, timings_on
 from perfmodel.inputs.workload import Workload, resolve
 
@@ -62,14 +68,23 @@ def model(name: str) -> Profile:
 
 
 def device(name: str) -> Device:
-    """A shipped device.
+    """A shipped device, by its name or an alias.
 
     Raises
     ------
     InputError : no such device.
     """
-    found: Device = _read(_file("device", name, "devices", ".toml"), Device, devices_.SCHEMA)
+    path = _file("device", device_called(name), "devices", ".toml")
+    found: Device = _read(path, Device, devices_.SCHEMA)
     return found
+
+
+def device_called(name: str) -> str:
+    """The name of the shipped device that has ``name`` as an alias; ``name`` where none has."""
+    known = device_names()
+    if name in known:
+        return name
+    return next((one for one in known if name in device(one).aliases), name)
 
 
 def default_cluster_of(device_name: str) -> str | None:
@@ -111,17 +126,49 @@ def workload(
     device_name: str | None = None,
     precision: str | None = None,
     batch_size: int | None = None,
+    sequence_length: int | None = None,
+    activation_checkpointing: bool = False,
+    accumulation: int = 1,
 ) -> Workload:
     """A profile's workload on a device: measured, or estimated in the best available way.
 
     In this order: per-layer times of that device; a published throughput of that device, shared
-    among the layers by their roofline times; or :func:`perfmodel.inputs.device_transfer.estimate`.
+    among the layers by their roofline times; or an estimate, of language models with given
+    dimensions by :func:`perfmodel.inputs.language_estimate.estimate`, of others by
+    :func:`perfmodel.inputs.device_transfer.estimate`.
+
+    Parameters
+    ----------
+    sequence_length : tokens of a sample, of language models with given dimensions.
+    activation_checkpointing : whether blocks keep their inputs only, and compute the rest again.
+    accumulation : passes before one update, which share the batch evenly.
 
     Raises
     ------
     InputError : the device is neither in the profile nor in the catalogue, or there is nothing from
-        which to estimate the profile's times on it.
+        which to estimate the profile's times on it; or an option does not fit the profile.
     """
+    whole_number("accumulation", accumulation)
+    if batch_size is not None and whole_number("batch_size", batch_size) % accumulation:
+        raise InputError(
+            f"batch_size: {batch_size} samples do not make {accumulation} equal passes"
+        )
+    size = None if batch_size is None else batch_size // accumulation
+    found = _one_pass(at_length(profile, sequence_length), device_name, precision, size)
+    if activation_checkpointing:
+        found = checkpointed(found)
+    return accumulated(found, accumulation)
+
+
+def _one_pass(
+    profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
+) -> Workload:
+    """The workload of a profile at its own sequence length, with all that a pass computes kept."""
+    if device_name is not None and device_name not in profile.devices:
+        device_name = device_called(device_name)
+    timed = device_name in (None, *profile.devices) and bool(profile.timings)
+    if profile.decoder is not None and not timed:
+        return _of_language(profile, device_name, precision, batch_size)
     if device_name is None or device_name in profile.devices:
         timings = timings_on(profile, device_name, precision)
         shares = None
@@ -136,14 +183,46 @@ def workload(
         return resolve(
             profile, timings, batch_size=batch_size, layer_shares=shares, assumptions=notes
         )
-    known = device_names()
-    if device_name not in known:
-        raise unknown_name("device", device_name, {*known, *profile.devices})
+    _check_device(device_name, profile)
     devices, models = _everything()
     others = [one for one in models if one.name != profile.name]
     return estimate(
         profile, device_name, precision or "float32", batch_size, devices=devices, others=others
     )
+
+
+def _of_language(
+    profile: Profile, device_name: str | None, precision: str | None, batch_size: int | None
+) -> Workload:
+    """The estimated workload of a language model with given dimensions."""
+    name = language_estimate.DEVICE if device_name is None else device_name
+    _check_device(name, profile)
+    found = language_estimate.estimate(
+        profile,
+        device(name),
+        precision,
+        batch_size,
+        devices={name: device(name) for name in device_names()},
+        decoder_of=_decoder,
+    )
+    if device_name is not None:
+        return found
+    note = Assumption("device", name, "", "default of language models")
+    return msgspec.structs.replace(found, assumptions=(note, *found.assumptions))
+
+
+def _decoder(name: str) -> Decoder:
+    """The dimensions of a shipped language model."""
+    found = model(name).decoder
+    if found is None:
+        raise InputError(f"language_models: {name} has no decoder")
+    return found
+
+
+def _check_device(name: str, profile: Profile) -> None:
+    known = device_names()
+    if name not in known:
+        raise unknown_name("device", name, {*known, *profile.devices})
 
 
 def _everything() -> tuple[dict[str, Device], list[Profile]]:
@@ -187,6 +266,7 @@ __all__ = [
     "cluster_or_file",
     "default_cluster_of",
     "device",
+    "device_called",
     "device_names",
     "folder",
     "model",

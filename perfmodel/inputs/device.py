@@ -28,11 +28,33 @@ class PeakRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 number(f"peak_flop_per_s.{name}", getattr(self, name), above=0.0)
 
 
+class Utilisation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What part of a device's peak rate training of a language model was published to reach.
+
+    Attributes
+    ----------
+    model : of the catalogue, with a decoder.
+    sequence_length : tokens of a sequence.
+    utilisation : operations of :meth:`perfmodel.inputs.decoder.Decoder.model_flop` per second over
+        the peak rate at ``precision``.
+    """
+
+    model: str
+    sequence_length: int
+    precision: str
+    utilisation: float
+    source: Source
+
+    def __post_init__(self) -> None:
+        number("utilisation", self.utilisation, above=0.0, at_most=1.0)
+
+
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device type (schema ``perfmodel.device/1``): peak rates and memory.
 
     ``kind`` groups devices between which times can be transferred; ``default_cluster`` is the
-    cluster of the catalogue for jobs that name none.
+    cluster of the catalogue for jobs that name none. ``aliases`` are further names for it.
+    ``language_models`` are figures from which times of other language models are estimated.
     """
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
@@ -43,6 +65,8 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float | None = None
     default_cluster: str | None = None
+    aliases: tuple[str, ...] = ()
+    language_models: tuple[Utilisation, ...] = ()
     source: Source
 
     def __post_init__(self) -> None:

@@ -192,6 +192,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 f"backup_workers: {spare} of {self.workers} workers leave nobody to wait for "
                 f"(at most {self.workers - 1})"
             )
+        size = self.options.group_size
+        if not self.options.allows(self.workers):
+            near = self.workers // size * size
+            raise InputError(
+                f"workers: {self.workers} are no whole number of groups of {size} (allowed: at "
+                f"most {size}, or a multiple of it, such as {near} or {near + size})"
+            )
         nodes = self.cluster.workers_nodes
         if nodes is not None and self.cluster.nodes_for(self.workers) > nodes:
             raise InputError(
@@ -296,6 +303,9 @@ class JobFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     device: str | None = None
     precision: str | None = None
     batch_size: int | None = None
+    sequence_length: int | None = None
+    activation_checkpointing: bool | None = None
+    accumulation: int | None = None
     cluster: str | None = None
     bandwidth_bytes_per_s: float | None = None
     latency_s: float | None = None

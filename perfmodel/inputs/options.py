@@ -80,6 +80,18 @@ class Options(msgspec.Struct, frozen=True):
         return 0
 
     @property
+    def group_size(self) -> int:
+        """Workers of a group: a job has one group, or several of this size. 1 where there are no
+        groups."""
+        return 1
+
+    def allows(self, workers: Any) -> Any:
+        """Whether as many workers as an update needs, in whole groups, are there: a number of
+        workers, or an array."""
+        size = self.group_size
+        return (workers > self.spare_workers) & ((workers <= size) | (workers % size == 0))
+
+    @property
     def exchanged_share(self) -> float:
         """Mean share of a model that a worker sends per step."""
         return 1.0

@@ -11,6 +11,7 @@ from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, numbers, unknown_name, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.inputs.calibration import Calibration
+from perfmodel.inputs.decoder import Decoder
 
 SCHEMA = "perfmodel.workload/1"
 
@@ -199,7 +200,10 @@ def total_s(value: Seconds | None) -> float:
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a workload file (schema ``perfmodel.workload/1``).
 
-    Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``.
+    Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``. With
+    ``decoder``, the dimensions of a language model, layers follow at any sequence length
+    (:mod:`perfmodel.inputs.decoder_layers`): neither layers nor timings are needed, and those given
+    are of its default length.
     ``calibration`` says how well its values are known, if they were fitted to measured steps.
     ``noise_scale`` is that of training the model on its data.
     """
@@ -207,21 +211,23 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     schema: Literal["perfmodel.workload/1"] = "perfmodel.workload/1"
     name: str
     source: Source
-    timings: tuple[Timing, ...]
+    timings: tuple[Timing, ...] = ()
     title: str = ""
     layers: tuple[Layer, ...] = ()
     gradients: Gradients | None = None
+    decoder: Decoder | None = None
     optimizer_state_bytes_per_parameter_byte: float = 1.0
     noise_scale: NoiseScale | None = None
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
-        if bool(self.layers) == (self.gradients is not None):
+        by_layer = bool(self.layers) or self.decoder is not None
+        if by_layer == (self.gradients is not None):
             raise InputError("a workload needs either layers or gradients, not both and not none")
         if self.layers and not any(layer.tensors for layer in self.layers):
             raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
         whole_number("layers, counted", len(self.layers), at_least=0, at_most=MOST_TENSORS)
-        if not self.timings:
+        if not self.timings and self.decoder is None:
             raise InputError("timings: at least one is needed")
         seen: set[tuple[str, str, int]] = set()
         for i, timing in enumerate(self.timings):
@@ -249,6 +255,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Bytes of all parameters, and of the gradients of an iteration."""
         if self.gradients is not None:
             return self.gradients.bytes
+        if self.decoder is not None and not self.layers:
+            return 4.0 * self.decoder.parameters(self.decoder.sequence_length)
         return sum(tensor.bytes for layer in self.layers for tensor in layer.tensors)
 
 

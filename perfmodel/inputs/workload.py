@@ -26,13 +26,15 @@ Quality = Literal["measured", "estimated"]
 class WorkloadLayer(msgspec.Struct, frozen=True):
     """A layer of a resolved workload.
 
-    ``tensor_bytes`` are its gradients in the order backward produces them.
+    ``tensor_bytes`` are its gradients in the order backward produces them, ``activation_bytes``
+    what it keeps for backward, of the whole batch.
     """
 
     name: str
     forward_s: float
     backward_s: float
     tensor_bytes: tuple[float, ...]
+    activation_bytes: float = 0.0
 
 
 WIDE: Mapping[str, tuple[str, ...]] = {
@@ -50,7 +52,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     is the 90th percentile of the error of such compute times, as a factor less one (0.35: within a
     factor of 1.35); None where the step itself was measured. ``calibration`` says how well values
     are known that were fitted to measured steps: fields, or :data:`WIDE`. ``noise_scale_samples``
-    is the gradient noise scale of the training, None where not known.
+    is the gradient noise scale of the training, None where not known. ``sequence_length`` is the
+    tokens of a sample, None where not known. ``activation_checkpointing`` and ``accumulation``
+    (passes before one update) are part of the times and activations already. ``among_several``: the
+    times are of a device that trains among others, with what these slow it down by.
     """
 
     name: str
@@ -74,6 +79,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     error_fraction: float | None = None
     calibration: Calibration | None = None
     noise_scale_samples: float | None = None
+    sequence_length: int | None = None
+    activation_checkpointing: bool = False
+    accumulation: int = 1
+    among_several: bool = False
 
     def __post_init__(self) -> None:
         for path in self.calibration.parameters if self.calibration is not None else ():
@@ -94,6 +103,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
                 tuple(size * factor for size in layer.tensor_bytes)
                 if path == "gradient_bytes"
                 else layer.tensor_bytes,
+                layer.activation_bytes,
             )
             for layer in self.layers
         )
@@ -215,7 +225,7 @@ def resolve(
         backward_s=sum(backward),
         optimizer_s=near.optimizer_s,
         data_loading_s=loading_s,
-        layers=_layers(profile, forward, backward),
+        layers=_layers(profile, forward, backward, size),
         step_cv=_step_cv(near),
         activation_bytes=size * sum(layer.activation_bytes for layer in profile.layers),
         optimizer_state_bytes=profile.parameter_bytes
@@ -226,6 +236,7 @@ def resolve(
         error_fraction=error,
         calibration=profile.calibration,
         noise_scale_samples=profile.noise_scale.samples if profile.noise_scale else None,
+        sequence_length=profile.decoder.sequence_length if profile.decoder else None,
         **sized,
     )
 
@@ -299,11 +310,17 @@ def _shared_seconds(
 
 
 def _layers(
-    profile: Profile, forward: Sequence[float], backward: Sequence[float]
+    profile: Profile, forward: Sequence[float], backward: Sequence[float], batch_size: int
 ) -> tuple[WorkloadLayer, ...]:
     """The resolved layers; none for a coarse profile."""
     return tuple(
-        WorkloadLayer(layer.name, f, b, tuple(t.bytes for t in reversed(layer.tensors)))
+        WorkloadLayer(
+            layer.name,
+            f,
+            b,
+            tuple(t.bytes for t in reversed(layer.tensors)),
+            batch_size * layer.activation_bytes,
+        )
         for layer, f, b in zip(profile.layers, forward, backward, strict=bool(profile.layers))
     )
 

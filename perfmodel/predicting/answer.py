@@ -30,6 +30,7 @@ def prediction_of(
         global_batch_size=job.global_batch_size,
         fidelity=outcome.fidelity,
         error_band=outcome.error_band,
+        sequence_length=job.workload.sequence_length,
         throughput_samples_per_s=samples_per_s,
         interval=intervals.interval_of(job, outcome, samples_per_s),
         throughput_ci_fraction=outcome.throughput_ci_fraction,

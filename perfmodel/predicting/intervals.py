@@ -129,6 +129,17 @@ def kind_of(job: Job) -> JobKind:
     return JobKind("measured" if measured else "nominal", job.options.asynchronous)
 
 
+def learnt_of(job: Job) -> Learnt:
+    """The residuals of jobs of its kind.
+
+    Computing times of a device among several have what others slow it down by already. Where
+    computing was measured on a device alone, that is most of what predictions from nominal links
+    miss. What is left is what they miss of waiting.
+    """
+    found = LEARNT[kind_of(job)]
+    return found._replace(always=0.0, shift=0.0) if job.workload.among_several else found
+
+
 def features_of(job: Job) -> dict[str, float]:
     """What a calibration has ranges of (:data:`perfmodel.inputs.calibration.FEATURES`)."""
     found: dict[str, float] = {
@@ -143,7 +154,7 @@ def features_of(job: Job) -> dict[str, float]:
 def uncertainty(job: Job, found: Found, learnt: Learnt | None = None) -> Uncertainty:
     """The uncertainty of a predicted step; ``learnt`` replaces :data:`LEARNT`."""
     waiting = min(max(found.idle_fraction.mean, 0.0), 1.0)
-    among = learnt if learnt is not None else LEARNT[kind_of(job)]
+    among = learnt if learnt is not None else learnt_of(job)
     alone, fitted = job.workers == 1, calibrations_of(job)
     if job.cluster.calibration is not None:
         model, beyond = 0.0, 0.0
@@ -227,7 +238,7 @@ def _formula(found: Found) -> float:
 
 def step_interval(job: Job, found: Found, learnt: Learnt | None = None) -> tuple[float, float]:
     """Interval of seconds for 9 of 10 measured steps; it includes the prediction."""
-    among = learnt if learnt is not None else LEARNT[kind_of(job)]
+    among = learnt if learnt is not None else learnt_of(job)
     return _step_interval(job, found, among, uncertainty(job, found, among))
 
 
@@ -259,8 +270,9 @@ def slow_links_s(job: Job, found: Found) -> float:
 def interval_of(job: Job, found: Outcome, samples_per_s: float) -> Interval:
     """The interval of a job's outcome and throughput, and the contributions to its width."""
     kind = kind_of(job)
-    parts = uncertainty(job, found, LEARNT[kind])
-    low_s, high_s = _step_interval(job, found, LEARNT[kind], parts)
+    among = learnt_of(job)
+    parts = uncertainty(job, found, among)
+    low_s, high_s = _step_interval(job, found, among, parts)
     samples = samples_per_s * found.iteration_s
     return Interval(
         coverage=COVERAGE,

@@ -148,6 +148,11 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
     spare = job.options.spare_workers
     if "workers" in axes and np.any(axes["workers"] <= spare):
         raise InputError(f"workers: expected more than the {spare} backup workers")
+    size = job.options.group_size
+    if "workers" in axes and not np.all(job.options.allows(axes["workers"])):
+        raise InputError(
+            f"workers: expected at most {size}, the workers of a group, or multiples of it"
+        )
     unlike = bool(job.stragglers or job.cluster.links_differ)
     for name in ("workers", "bandwidth_bytes_per_s", "latency_s"):
         if unlike and name in axes:
@@ -174,7 +179,7 @@ def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, ND
     if "workers" in axes and job.cluster.by_workers:
         kinds = axes["workers"]
         if not job.cluster.devices_on_nodes and job.cluster.pair_efficiency == 1.0:
-            kinds = _alike(kinds, job.cluster.devices_per_node)
+            kinds = _alike(kinds, job.cluster.devices_per_node, job.options.group_size)
         endless = msgspec.structs.replace(job.cluster, nodes=None)
         found = [
             (
@@ -187,15 +192,16 @@ def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, ND
     return found
 
 
-def _alike(workers: Axis, devices_per_node: int) -> Axis:
+def _alike(workers: Axis, devices_per_node: int, group_size: int = 1) -> Axis:
     """For each number of workers a representative one, with the same speed per worker.
 
     >>> _alike(np.array([1, 2, 3, 4, 8, 12, 13]), 4).tolist()
     [1, 2, 3, 4, 4, 4, 13]
     """
     full = max(devices_per_node, 2)  # a single worker sends nothing
-    filled = (workers >= full) & (workers % devices_per_node == 0)
-    return np.where(filled, -(-full // devices_per_node) * devices_per_node, workers)
+    whole = math.lcm(devices_per_node, group_size)
+    filled = (workers >= full) & (workers % whole == 0)
+    return np.where(filled, -(-full // whole) * whole, workers)
 
 
 def _blocks(where: NDArray[np.int64], queued: Axis | None) -> list[NDArray[np.int64]]:

@@ -192,6 +192,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     throughput_ci_fraction : half-width of the 95 % confidence interval of the simulation, as a
         fraction of the throughput (0 for a deterministic job).
     iterations : number of iterations from the start of training; None for the long run.
+    sequence_length : tokens of a sample, None where not known.
     transient_iterations : iterations until the leads between workers that are coupled are
         stationary, in a fine prediction of the long run.
     iteration_s : workers / sum of the workers' iterations per second.
@@ -217,6 +218,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     global_batch_size: int
     island_devices: tuple[int, ...] = ()
+    sequence_length: int | None = None
     fidelity: str
     error_band: ErrorBand | None
     throughput_samples_per_s: float

@@ -205,7 +205,16 @@ def _points(variable: str, *jobs: Job) -> Floats:
     low = max(_least(job, variable) for job in jobs)
     high = max(min(_most(job, variable) for job in jobs), low)
     values = np.geomspace(low, high, POINTS)
-    return np.unique(np.rint(values)) if variable in WHOLE else values
+    step = _step(variable, *jobs)
+    return np.unique(np.maximum(np.rint(values / step), 1.0) * step) if step else values
+
+
+def _step(variable: str, *jobs: Job) -> int:
+    """What a variable is a multiple of: workers come in whole groups. 0 where it is no whole
+    number."""
+    if variable == "workers":
+        return math.lcm(*(job.options.group_size for job in jobs))
+    return 1 if variable in WHOLE else 0
 
 
 def _crossovers(job: Job, variable: str) -> list[Crossover]:
@@ -222,10 +231,10 @@ def _crossovers(job: Job, variable: str) -> list[Crossover]:
     for k in [*below[-1:], *above[:1]]:
         first = ruling[k]
         value = _bisected(
-            variable,
             float(values[k]),
             float(values[k + 1]),
             lambda one, first=first: _ruling(job, variable, one) == [first],  # type: ignore[misc]
+            _step(variable, job),
         )
         pair = (first, _ruling(job, variable, np.array([value]))[0])
         found.append(Crossover(variable, value, *pair, _solved(job, variable, value, pair)))
@@ -250,19 +259,19 @@ def _ruling(job: Job, variable: str, values: Floats) -> list[str]:
     return [names[k] for k in np.argmax(longest, axis=0)]
 
 
-def _bisected(variable: str, low: float, high: float, holds: Callable[[Floats], bool]) -> float:
-    """Bisection on a logarithmic scale, for a condition that holds at ``low``, but not at ``high``.
+def _bisected(low: float, high: float, holds: Callable[[Floats], bool], step: int) -> float:
+    """Bisection on a logarithmic scale, for a condition that holds at ``low``, but not at ``high``;
+    on multiples of ``step`` if that is not 0.
 
     Returns the upper end of the last interval, where it does not hold. Not
     :func:`scipy.optimize.brentq`: which phase is the longest has no continuous sign, and workers
     and batch sizes are whole numbers.
     """
-    whole = variable in WHOLE
     for _ in range(BISECTIONS):
-        if whole and high - low <= 1.0:
+        if step and high - low <= step:
             break
         middle = math.sqrt(low * high)
-        middle = float(round(middle)) if whole else middle
+        middle = float(round(middle / step) * step) if step else middle
         if holds(np.array([middle])):
             low = middle
         else:
@@ -283,10 +292,10 @@ def _sign_changes(
         if before * leads[z] > 0.0:
             continue
         value = _bisected(
-            variable,
             float(values[a]),
             float(values[z]),
             lambda one, before=before: float(lead(one)[0]) * before > 0.0,  # type: ignore[misc]
+            _step(variable, *jobs),
         )
         found.append((value, before))
     return found

@@ -32,6 +32,9 @@ ARGUMENTS = (
     "precision",
     "global_batch_size",
     "batch_size",
+    "sequence_length",
+    "activation_checkpointing",
+    "accumulation",
     "cluster",
     "bandwidth_bytes_per_s",
     "latency_s",
@@ -382,7 +385,7 @@ def _options_by_architecture(axes: Iterable[Axis], fixed: Mapping[str, Any]) -> 
 
 def _job(arguments: dict[str, Any], workloads: dict[tuple[Any, ...], Workload]) -> Job:
     """The job; models and files are read once, and jobs share the workload made of them."""
-    of = ("model", "workload", "device", "precision", "batch_size")
+    of = api.OF_WORKLOAD
     key = tuple(arguments.get(name) for name in of)
     if not all(value is None or isinstance(value, (str, int, Path)) for value in key):
         return api.make_job(**arguments)

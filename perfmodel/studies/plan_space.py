@@ -247,7 +247,7 @@ def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, Any]]]:
 def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> dict[str, NDArray[Any]]:
     """The columns of a series."""
     job, instance = series.job, series.instance
-    counts = counts[counts > job.options.spare_workers]
+    counts = counts[job.options.allows(counts)]
     some = np.zeros(1, np.int64)
     if job.options.server_count and "servers" not in series.options:
         some = np.array(servers or SERVERS, np.int64)

@@ -88,7 +88,8 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Variable(NamedTuple):
-    """What is varied: its name, its unit, whether it is whole, its range, and how it is set."""
+    """What is varied: its name, its unit, whether it is whole, its range, how it is set, and, if
+    it is whole, what it is a multiple of."""
 
     name: str
     unit: str
@@ -96,6 +97,7 @@ class Variable(NamedTuple):
     least: float
     most: float
     change: Callable[[float], dict[str, Any]]
+    step: int = 1
 
     def shown(self, value: float) -> str:
         """A value as people write it."""
@@ -202,7 +204,8 @@ class _Search:
         alone = api.make_job(workload=job.workload, cluster=job.cluster, arch="allreduce")
         self.alone = api.predict(alone, fidelity="coarse").throughput_samples_per_s
         spaced = np.geomspace(what.least, what.most, POINTS)
-        self.points: list[float] = np.unique(np.rint(spaced) if what.whole else spaced).tolist()
+        some = np.rint(spaced / what.step) * what.step if what.whole else spaced
+        self.points: list[float] = np.unique(some).tolist()
 
     def predicted(self, value: float) -> Prediction | None:
         """The prediction at a value; None where the job is impossible."""
@@ -254,12 +257,13 @@ class _Search:
     def _edge(self, inside: float, outside: float, end: int) -> float:
         """The last value that meets the aim, between one that does and one that does not."""
         for _ in range(HALVINGS):
-            if self.what.whole and abs(outside - inside) <= 1.0:
+            step = self.what.step
+            if self.what.whole and abs(outside - inside) <= step:
                 break
             middle = math.sqrt(inside * outside)
-            middle = float(round(middle)) if self.what.whole else middle
+            middle = float(round(middle / step) * step) if self.what.whole else middle
             if middle in (inside, outside):
-                middle = (inside + outside) // 2.0
+                middle = (inside + outside) // (2.0 * step) * step
             if self.met(middle, end):
                 inside = middle
             else:
@@ -281,20 +285,21 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
     InputError : there is none, or it is no number.
     """
     dashed = name.replace("_", "-")
-    rest = {**given, "workload": job.workload}
-    for other in ("model", "device", "precision", "batch_size"):
-        rest.pop(other, None)
+    rest = {name: value for name, value in given.items() if name not in api.OF_WORKLOAD}
+    rest["workload"] = job.workload
     if dashed in ARGUMENTS:
         argument, least, most = ARGUMENTS[dashed]
         if argument in LINKS:
             now = getattr(job.cluster.nic, argument)
             least, most = min(least, now / SPAN) if now else least, max(most, now * SPAN)
         base = given if argument == "batch_size" else rest
+        step = 1
         if argument == "workers":
+            step = job.options.group_size
             nodes = job.cluster.workers_nodes
             devices = math.inf if nodes is None else nodes * job.cluster.devices_per_node
-            least = 1.0 + job.options.spare_workers
-            most = min(most, MOST_WORKERS, devices)
+            least = max(1.0 + job.options.spare_workers, step)
+            most = min(most, MOST_WORKERS, devices) // step * step
         return Variable(
             argument,
             dimension_of(argument) or "",
@@ -302,6 +307,7 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
             least,
             most,
             lambda value: {**base, argument: value},
+            step,
         )
     architecture, _ = registry.find(job.architecture.name)
     options = {each.name: each for each in described(architecture.options)}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from perfmodel import api
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.comparison import WORDS
@@ -24,8 +25,6 @@ PIECE_BYTES = 4e6
 
 LONG_PERIOD = 1024
 """Longest period that is tried."""
-
-WORKLOAD = ("model", "workload", "device", "precision", "batch_size")
 
 
 class Situation(NamedTuple):
@@ -280,7 +279,7 @@ def _hardware(now: Situation) -> Iterator[Change]:
     if now.has_servers:
         more = now.job.options.server_count + 1
         yield _options(now, "one more server", servers=more)
-    rest = {k: v for k, v in now.arguments.items() if k not in WORKLOAD}
+    rest = {k: v for k, v in now.arguments.items() if k not in api.OF_WORKLOAD}
     faster_device = now.job.workload.scaled("compute_s", 0.5)
     yield Change("devices twice as fast", "", {**rest, "workload": faster_device})
 

@@ -30,6 +30,26 @@ def wait_free(ready_s: Sequence[Quantity], seconds: Sequence[Quantity]) -> Quant
     return end
 
 
+def in_tandem(ready_s: Sequence[Quantity], *stages: Sequence[Quantity]) -> Quantity:
+    r"""End of the last of several messages that pass stages one after the other, in order, each
+    stage handling one message at a time. ``stages`` have the seconds of each message.
+
+    .. math:: E_{k,s} = \max(E_{k-1,s}, E_{k,s-1}) + t_{k,s}, \quad E_{k,0} = r_k
+
+    The recursion of a flow shop: Johnson, Naval Res. Logist. Q. 1, 1954, doi
+    10.1002/nav.3800010110. With one stage it is :func:`wait_free`.
+
+    >>> in_tandem([1.0, 2.0], [3.0, 1.0], [2.0, 2.0])
+    8.0
+    """
+    ends: list[Quantity] = [0.0 for _ in stages]
+    for ready, *seconds in zip(ready_s, *stages, strict=True):
+        end: Quantity = ready
+        for stage, duration in enumerate(seconds):
+            ends[stage] = end = maximum(ends[stage], end) + duration
+    return ends[-1]
+
+
 def equal_wait_free(ready_s: Quantity, seconds: Quantity, messages: Quantity) -> Quantity:
     r"""The same for equal messages that get ready at equal distances: ``ready_s`` and ``seconds``
     are those of all together.

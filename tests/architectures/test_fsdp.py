@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import InputError, Jitter, Link, Straggler, Workload, build_graph, predict
-from perfmodel.architectures import fsdp
-from perfmodel.architectures.fsdp import Issue, Options, issue_order, units_of, worker_bytes
+from perfmodel.architectures.fsdp import order, worker_bytes
+from perfmodel.architectures.fsdp.options import Options
+from perfmodel.architectures.fsdp.order import Issue, issue_order, units_of
 from perfmodel.engine.simulation import timeline
 from perfmodel.predicting import fine
 from tests.architectures.test_allreduce import same
@@ -114,12 +115,12 @@ def test_with_prefetch_a_gather_waits_behind_the_gradients_made_before(fidelity:
 def test_order_of_issue() -> None:
     """With k ahead, the gather of unit i - k comes right after the reduce-scatter of unit i + 1."""
 
-    def order(**options: Any) -> list[tuple[str, int, int]]:
+    def issued(**options: Any) -> list[tuple[str, int, int]]:
         found = issue_order(3, Options(**options))
         return [("gather" if one.gather else "reduce", one.number, one.after) for one in found]
 
     backward = [("gather", 3, 2), ("gather", 4, 2), ("reduce", 0, 3), ("gather", 5, 3)]
-    assert order(prefetch=1) == [
+    assert issued(prefetch=1) == [
         ("gather", 0, -1),
         ("gather", 1, -1),
         ("gather", 2, 0),
@@ -127,11 +128,11 @@ def test_order_of_issue() -> None:
         ("reduce", 1, 4),
         ("reduce", 2, 5),
     ]
-    none_ahead = [one[:2] for one in order(prefetch=0)][3:]
+    none_ahead = [one[:2] for one in issued(prefetch=0)][3:]
     assert none_ahead == [
         *(("gather", 3), ("reduce", 0), ("gather", 4), ("reduce", 1), ("gather", 5), ("reduce", 2))
     ]
-    kept = [one[:2] for one in order(prefetch=9, reshard_after_forward=False)]
+    kept = [one[:2] for one in issued(prefetch=9, reshard_after_forward=False)]
     assert kept == [("gather", k) for k in range(3)] + [("reduce", k) for k in range(3)]
 
 
@@ -161,7 +162,7 @@ def test_canary_gathers_that_overtake_are_seen(monkeypatch: pytest.MonkeyPatch) 
         found = issue_order(units, options)
         return sorted(found, key=lambda one: (one.after, not one.gather, one.number))
 
-    monkeypatch.setattr(fsdp, "issue_order", overtaking)
+    monkeypatch.setattr(order, "issue_order", overtaking)
     one = job(EQUAL, cluster(), 2, "zero3", NONE_AHEAD)
     assert predict(one).iteration_s == pytest.approx(0.420, rel=1e-12)
     assert predict(one, fidelity="coarse").iteration_s == pytest.approx(0.420, rel=1e-12)

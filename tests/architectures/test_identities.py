@@ -22,7 +22,7 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.theory import collective_schedules as schedules
 from perfmodel.theory import collective_times
 from tests import oracles
-from tests.jobs import ALL, ALL_IDS, cluster, job, workload, workloads
+from tests.jobs import ALL, ALL_IDS, cluster, job, whole_groups, workload, workloads
 from tests.oracles import equal
 from tests.settings import examples
 from tests.theory.test_closed_forms import one_worker_s
@@ -297,6 +297,7 @@ def test_n_workers_are_no_faster_than_n_times_one_or_than_the_busiest_resource(
     """X(N) <= min(N X(1), 1/D_max), where no work of the optimizer is shared out among workers."""
     work = without_optimizer(work)
     alone = {k: v for k, v in options.items() if k != "backup_workers"}  # of one none is to spare
+    workers = whole_groups(workers, options)
     graph = build_graph(job(work, cluster(rate), workers, arch, options))
     x_n, error = pace(graph)
     x_1, _ = pace(build_graph(job(work, cluster(rate), 1, arch, alone)))

@@ -20,7 +20,7 @@ from perfmodel.architectures.registry import find, names
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph
-from tests.jobs import ALL, cluster, job, workload
+from tests.jobs import ALL, cluster, job, whole_groups, workload
 
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], optimizer_s=0.5)
 M = 90.0
@@ -104,6 +104,9 @@ ROWS = [
     # ZeRO 3: parameters are gathered twice, 3 (N-1)/N M in all; once if they are kept
     Row("fsdp", {"stage": 3, "unit_bytes": 0}, lambda n: both(3 * (n - 1) / n * M)),
     Row("fsdp", {"stage": 3, "reshard_after_forward": False}, lambda n: both(2 * (n - 1) / n * M)),
+    # replicas of a part of the model: a ring among N/G of them, 2 (N-G)/N M/G more; G = 1: a ring
+    Row("fsdp", {"stage": 2, "shard_group": 1}, lambda n: both(2 * (n - 1) / n * M)),
+    Row("fsdp", {"stage": 3, "shard_group": 2}, lambda n: both((3 / 2 + (n - 2) / n) * M)),
     # local SGD: a ring every H steps, 2 (N-1)/(N H) M [Stich, ICLR 2019]
     Row("local_sgd", {"period": 1}, lambda n: both(2 * (n - 1) / n * M)),
     Row("local_sgd", {"period": 3}, lambda n: both(2 * (n - 1) / n * M / 3)),
@@ -132,6 +135,7 @@ def by_node(graph: OpGraph, used: Floats, iteration_s: float, nodes: int) -> tup
 
 def traffic_is(row: Row, workers: int) -> None:
     """Each worker and each server moves what the row says."""
+    workers = whole_groups(workers, row.options)
     graph = build_graph(job(WORK, cluster(BANDWIDTH), workers, row.arch, row.options))
     assert not graph.noisy
     found = simulate(graph)
@@ -258,6 +262,7 @@ def test_ad_psgd(workers: int, passive: str) -> None:
 
 def declared_is(arch: str, options: Mapping[str, Any], workers: int, times: float = 1.0) -> bool:
     """Whether an architecture says what its workers move, and what is simulated is just that."""
+    workers = whole_groups(workers, options)
     one = job(WORK, cluster(BANDWIDTH), workers, arch, dict(options))
     says = find(arch)[0].traffic
     said = says(one) if says is not None else None

@@ -185,8 +185,9 @@ CLUSTER_KEYS = (
     "handover, queue_bytes, flow_bytes_per_s, sites, site_links, calibration, source"
 )
 JOB_KEYS = (
-    "schema, model, workload, device, precision, batch_size, cluster, bandwidth_bytes_per_s, "
-    "latency_s, workers, arch, options, island_devices, island_steps, island_arch, island_options, "
+    "schema, model, workload, device, precision, batch_size, sequence_length, "
+    "activation_checkpointing, accumulation, cluster, bandwidth_bytes_per_s, latency_s, "
+    "workers, arch, options, island_devices, island_steps, island_arch, island_options, "
     "jitter, stragglers, start, seed"
 )
 ONE_DEGREE = "a timing needs exactly one of: forward_s with backward_s, step_s, samples_per_s"
@@ -214,7 +215,7 @@ FILES = {
         "layers[1].tensors[0]: unknown key 'byte'; did you mean 'bytes'? (allowed: name, bytes)",
     "key_unknown_top.json":
         "unknown key 'layer'; did you mean 'layers'? (allowed: schema, name, source, timings, "
-        "title, layers, gradients, optimizer_state_bytes_per_parameter_byte, noise_scale, "
+        "title, layers, gradients, decoder, optimizer_state_bytes_per_parameter_byte, noise_scale, "
         "calibration)",
     "key_unknown.toml":
         "nic: unknown key 'latency'; did you mean 'latency_s'? "

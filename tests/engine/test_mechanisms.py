@@ -22,7 +22,7 @@ from perfmodel.cli import cli
 from perfmodel.inputs.cluster import Handover, NodeOverride, read_cluster
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
-from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, workload
+from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, whole_groups, workload
 from tests.oracles import equal
 from tests.predicting.test_coarse import plain_jobs
 from tests.settings import examples
@@ -206,7 +206,8 @@ def test_a_neighbour_makes_stragglers(
     """Nodes that are full, and those that are not, are as if their workers computed longer."""
     work = workload(FORWARD, BACKWARD, BYTES, optimizer_s=0.5)
     where = cluster(BANDWIDTH, 0.01, devices_per_node=devices, intra_node=INSIDE)
-    slow = [Straggler(i, 1.0 + 0.25 * k) for i, k in enumerate(neighbours(workers, devices)) if k]
+    count = whole_groups(workers, options)
+    slow = [Straggler(i, 1.0 + 0.25 * k) for i, k in enumerate(neighbours(count, devices)) if k]
     crowded = replace(where, slowdown_per_neighbour=0.25)
     same(
         job(work, crowded, workers, arch, options),
@@ -458,7 +459,7 @@ COUNTS = [1, 2, 3, 6, 7, 12]
 @each_unplanned
 def test_arrays_are_many_jobs(arch: str, options: dict[str, Any], parts: tuple[int, ...]) -> None:
     least = 1 + options.get("backup_workers", 0)
-    counts = [count for count in COUNTS if count >= least]
+    counts = [whole_groups(count, options) for count in COUNTS if count >= least]
     work = replace(WORK, data_loading_s=4.0)
     one = job(work, replace(CROWDED, devices_on_nodes=parts), counts[-1], arch, options)
     found = variants.evaluate(one, workers=counts, bandwidth_bytes_per_s=BANDWIDTH).iteration_s

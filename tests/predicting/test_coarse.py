@@ -35,7 +35,7 @@ from perfmodel.predicting import coarse
 from perfmodel.predicting import variants as predicting_variants
 from perfmodel.results.prediction import Prediction
 from perfmodel.theory.contention import EXACT
-from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, workload
+from tests.jobs import ALL, ALL_IDS, VARIANTS, cluster, job, jobs, whole_groups, workload
 from tests.oracles import equal
 from tests.settings import examples
 
@@ -450,6 +450,7 @@ MOST = 80
 def grid(drawn: Job, step: int = 1) -> tuple[np.ndarray[Any, Any], predicting_variants.Variants]:
     least = 1 + getattr(drawn.options, "backup_workers", 0)
     workers = np.arange(least, MOST, step)
+    workers = workers[drawn.options.allows(workers)]
     return workers, predicting_variants.evaluate(drawn, workers=workers)
 
 
@@ -635,7 +636,7 @@ def points(arch: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     least = 1 + options.get("backup_workers", 0)
     axes: dict[str, Any] = {
-        "workers": rng.integers(least, EXACT, 3),
+        "workers": np.array([whole_groups(n, options) for n in rng.integers(least, EXACT, 3)]),
         "bandwidth_bytes_per_s": rng.uniform(1.0, 100.0, 3),
         "latency_s": rng.choice([0.0, 0.1, 1.0], 3),
         "batch_size": rng.integers(1, 9, 3),

@@ -14,7 +14,7 @@ import perfmodel as pm
 from perfmodel.cli import cli
 from perfmodel.inputs.job import read_job
 from perfmodel.predicting import islands
-from tests.jobs import ALL, ALL_IDS, workload
+from tests.jobs import ALL, ALL_IDS, whole_groups, workload
 
 ONE = {"bucketing": "one"}
 
@@ -112,8 +112,9 @@ def test_the_slowest_device_of_an_island_sets_its_jitter() -> None:
 
 @pytest.mark.parametrize(("arch", "options"), ALL, ids=ALL_IDS)
 def test_islands_of_one_device_are_the_flat_job(arch: str, options: dict[str, Any]) -> None:
+    count = whole_groups(3, options)
     one, flat = (
-        pm.make_job(model="alexnet", workers=3, arch=arch, options=options, **more)
+        pm.make_job(model="alexnet", workers=count, arch=arch, options=options, **more)
         for more in ({"island_devices": 1}, {})
     )
     assert one == flat
@@ -130,7 +131,14 @@ def test_as_composed_islands_of_one_device_are_it_too(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "options"), [("allreduce", {}), ("fsdp", {"stage": 2}), ("p2p", {}), ("bsp", {})]
+    ("arch", "options"),
+    [
+        ("allreduce", {}),
+        ("fsdp", {"stage": 2}),
+        ("fsdp", {"shard_group": 4}),
+        ("p2p", {}),
+        ("bsp", {}),
+    ],
 )
 def test_a_step_inside_is_that_of_the_architecture_alone(
     arch: str, options: dict[str, Any]

@@ -110,6 +110,7 @@ PREDICTION: dict[str, Any] = {
     "batch_size": WHOLE,
     "global_batch_size": WHOLE,
     "island_devices": [WHOLE],
+    "sequence_length": NOTHING,
     "fidelity": TEXT,
     "error_band": NOTHING,
     "throughput_samples_per_s": NUMBER,

@@ -94,7 +94,8 @@ def rules_change(one: Job, c: Crossover) -> None:
     Whole numbers: each rules on its side; either may where they differ by rounding.
     """
     if c.variable in crossovers.WHOLE:
-        before, after = (longest(one, **{c.variable: v}) for v in (c.value - 1.0, c.value))
+        step = one.options.group_size if c.variable == "workers" else 1
+        before, after = (longest(one, **{c.variable: v}) for v in (c.value - step, c.value))
         assert c.below in before
         assert c.above in after
         assert c.below != c.above

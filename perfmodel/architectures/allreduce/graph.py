@@ -131,13 +131,9 @@ def _add_collectives(
     credit = max(int(min(options.credit_bytes, MOST_UNITS)), 1)
     by_bytes = options.credit_bytes > 0.0
     members = Members.of(job.cluster, job.workers)
-    communicator = Communicator(
-        b,
-        job,
-        members,
-        capacity=credit if by_bytes else options.concurrent,
-        symmetric=fold and cost.symmetric(members.fabric),
-    )
+    network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
+    capacity = credit if by_bytes else options.concurrent
+    communicator = Communicator(b, network, capacity=capacity)
     collective = communicator.add(
         "all-gather" if options.sparse else "all-reduce",
         cost,
@@ -163,8 +159,8 @@ def _add_fused(
         cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds
     )
     members = Members.of(job.cluster, job.workers)
-    alike = cost.symmetric(members.fabric)
-    communicator = Communicator(b, job, members, symmetric=fold and alike)
+    network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
+    communicator = Communicator(b, network)
     axes = (("tensor", None),)
     made = b.ops("gradient ready", sent.shape, axes=axes)
     reduced = b.ops("gradient reduced", sent.shape, axes=axes)
@@ -192,7 +188,7 @@ def _add_sends(
     members, after = Members.of(job.cluster, job.workers), end.waiting[:, 0]
     if options.sparse:
         schedule = collective_schedules.ring_all_gather(job.workers)
-        schedule = schedule.among(members.fabric.by_site(job.workers))
+        schedule = schedule.among(members.fabric.by_site(members.ends[0]))
     else:
         reduction = reduction_of(job, members)
         if reduction.by_measurements:  # a ring, measured collectives apart
@@ -213,7 +209,7 @@ def _add_ring_sends(
     options = Options.of(job)
     members = job.workers
     network = Network(b, job, fold=fold, core_share=members if fold else 1)
-    rings = network.fabric.rings(members)
+    rings = network.fabric.rings(np.arange(members))
     n, buckets = ready.shape
     steps = collective_times.ring_allreduce_steps(members)
     part = sizes / members / len(rings)

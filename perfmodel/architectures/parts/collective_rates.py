@@ -8,7 +8,8 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.parts.measured import Fastest, Rate, Use, measured_rate
+from perfmodel.architectures.parts.groups import Span
+from perfmodel.architectures.parts.measured import Either, Fastest, Rate, Use, measured_rate
 from perfmodel.architectures.parts.reduction import Reduction, candidates, rounds_among, shape_of
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
@@ -30,11 +31,12 @@ def most_of(options: Reduction) -> int:
 
 
 class Ring(msgspec.Struct, frozen=True, eq=False):
-    """A ring through all workers, or several where nodes have several NICs.
+    """A ring through the workers of a group, or several where nodes have several NICs.
 
-    ``use`` is the busy time for each byte that a worker sends, ``hop_s`` the latency of a step
-    inside a site, ``flow_s`` the least time of a connection for each byte, ``sites_s`` (workers,)
-    the latency between the sites of each worker and of the next one.
+    ``use`` is the busy time for each byte that a worker sends, with the rings of all groups,
+    ``hop_s`` the latency of a step inside a site, ``flow_s`` the least time of a connection for
+    each byte, ``sites_s`` (workers,) the latency between the sites of each worker and of the next
+    one.
     """
 
     use: Use
@@ -43,26 +45,33 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
     sites_s: Floats | None = None
 
     @classmethod
-    def of(cls, q: Quantities) -> Ring:
-        """The ring through the workers of a job."""
-        away = is_symbol(q.workers) or q.nodes > 1  # symbols: one worker to a node
-        rings = minimum(q.nics_per_node, q.emptiest) if q.nics_per_node > 1 else 1
+    def of(cls, q: Quantities, span: Span | None = None) -> Ring:
+        """The rings through the workers of each group of a job; of all workers by default."""
+        several = span is not None
+        span = span or Span.of_all(q)
+        away, here, least = span.away, span.on_node, span.least
+        rings = minimum(span.nics, least) if q.nics_per_node > 1 else 1
         if q.bus:
-            inside = where(away, q.fullest - 1, q.workers)
+            inside = span.beside * where(away, here - 1, span.members)
         else:  # a device that sends to another node does not use its port
-            all_send = (q.emptiest == q.fullest) & (q.fullest <= q.nics_per_node)
+            all_send = (least == here) & (here <= q.nics_per_node)
             some = where(all_send, 1.0 - 1.0 / rings, 1.0)
-            inside = where(away, where(q.fullest > 1, some, 0.0), 1.0)
+            inside = where(away, where(here > 1, some, 0.0), 1.0)
+        on_nic = span.beside if q.nics_per_node == 1 else q.on_a_nic(span.beside * rings)
+        hop_s = q.hop_s
+        if several:
+            within_s = where(here > 1, q.inside_latency_s, 0.0)
+            hop_s = where(away, maximum(q.latency_s, within_s), within_s)
         return cls(
             Use(
-                where(away, 1.0 / (rings * q.bandwidth_bytes_per_s), 0.0),
-                where(away, 1.0 / q.core_bandwidth_bytes_per_s, 0.0),
+                where(away, on_nic / (rings * q.bandwidth_bytes_per_s), 0.0),
+                where(away, span.beside / q.core_bandwidth_bytes_per_s, 0.0),
                 inside / q.inside_bandwidth_bytes_per_s,
-                1.0 / q.sites_bytes_per_s,
+                0.0 if several else 1.0 / q.sites_bytes_per_s,
             ),
-            q.hop_s,
+            hop_s,
             where(away, 1.0 / (rings * q.flow_bytes_per_s), 0.0),
-            q.sites_latency_s,
+            None if several else q.sites_latency_s,
         )
 
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
@@ -79,15 +88,18 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         return Rate((LinearCost(startup_s, per_byte_s),), self.use.times(moved))
 
 
-def _measured(q: Quantities, operation: str, moved: Quantity, reduce_per_byte_s: float
-              ) -> Rate | None:  # fmt: skip
+def _measured(
+    q: Quantities, operation: str, reduce_per_byte_s: float, span: Span | None = None
+) -> Rate | None:
     """The measured rate of an operation, if there is one, with the link usage of a ring."""
-    if isinstance(q.workers, int) and q.workers == 1:
+    ranks = q.workers if span is None else span.members
+    if isinstance(ranks, (int, float)) and ranks == 1:
         reduce_per_byte_s = 0.0  # nothing to add
-    rate = measured_rate(q.collectives, operation, q.workers, reduce_per_byte_s)
+    rate = measured_rate(q.collectives, operation, ranks, reduce_per_byte_s)
     if rate is None:
         return None
-    return msgspec.structs.replace(rate, use=Ring.of(q).use.times(moved))
+    use = Ring.of(q, span).use.times(_moved(operation, ranks))
+    return msgspec.structs.replace(rate, use=use)
 
 
 def all_reduce_rate(job: Job, q: Quantities, options: Reduction) -> Rate | Fastest:
@@ -95,7 +107,7 @@ def all_reduce_rate(job: Job, q: Quantities, options: Reduction) -> Rate | Faste
     ring."""
     moved = collective_times.ring_allreduce_bytes(q.workers, 1.0)
     if options.by_measurements:
-        rate = _measured(q, "all_reduce", moved, options.reduce_per_byte_s)
+        rate = _measured(q, "all_reduce", options.reduce_per_byte_s)
         if rate is not None:
             return rate
     if options.algorithm == "auto" and (is_symbol(q.workers) or job.crosses_sites):
@@ -243,18 +255,44 @@ def closed(job: Job, options: Reduction) -> bool:
 
 def reduce_scatter_rate(q: Quantities, reduce_per_byte_s: float = 0.0) -> Rate:
     """Rate of a ring reduce-scatter among the workers, by bytes before it."""
-    moved = collective_times.half_ring_bytes(q.workers, 1.0)
-    found = _measured(q, "reduce_scatter", moved, reduce_per_byte_s)
-    return found or Ring.of(q).rate(
-        collective_times.reduce_scatter_s,
-        moved,
-        ranks=q.workers,
-        reduce_per_byte_s=reduce_per_byte_s,
-    )
+    found = _measured(q, "reduce_scatter", reduce_per_byte_s)
+    return found or _by_rings(q, "reduce_scatter", reduce_per_byte_s)
 
 
 def all_gather_rate(q: Quantities) -> Rate:
     """Rate of a ring all-gather among the workers, by bytes after it."""
-    moved = collective_times.half_ring_bytes(q.workers, 1.0)
-    found = _measured(q, "all_gather", moved, 0.0)
-    return found or Ring.of(q).rate(collective_times.all_gather_s, moved, ranks=q.workers)
+    return _measured(q, "all_gather", 0.0) or _by_rings(q, "all_gather", 0.0)
+
+
+def group_rate(
+    q: Quantities, operation: str, span: Span, reduce_per_byte_s: float = 0.0
+) -> Rate | Either:
+    """Rate of a collective in each of several groups at the same time, on rings; as measured where
+    a group has its links for itself."""
+    rings = _by_rings(q, operation, reduce_per_byte_s, span)
+    if not np.any(span.alone):
+        return rings
+    found = _measured(q, operation, reduce_per_byte_s, span)
+    if found is None:
+        return rings
+    return found if np.all(span.alone) else Either(span.alone, found, rings)
+
+
+def _by_rings(
+    q: Quantities, operation: str, reduce_per_byte_s: float, span: Span | None = None
+) -> Rate:
+    cost: Callable[..., Quantity] = {
+        "all_reduce": collective_times.ring_allreduce_s,
+        "all_gather": collective_times.all_gather_s,
+        "reduce_scatter": collective_times.reduce_scatter_s,
+    }[operation]
+    ranks = q.workers if span is None else span.members
+    adding = {} if operation == "all_gather" else {"reduce_per_byte_s": reduce_per_byte_s}
+    return Ring.of(q, span).rate(cost, _moved(operation, ranks), ranks=ranks, **adding)
+
+
+def _moved(operation: str, ranks: Quantity) -> Quantity:
+    """Bytes that each member sends round a ring, per byte of a collective's size."""
+    if operation == "all_reduce":
+        return collective_times.ring_allreduce_bytes(ranks, 1.0)
+    return collective_times.half_ring_bytes(ranks, 1.0)

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.architectures.parts.members import Cost, Members
+from perfmodel.architectures.parts.members import Cost
 from perfmodel.architectures.parts.network import Network
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.job import Job
 from perfmodel.theory.collective_schedules import NONE, Schedule, waits_of
 
@@ -19,27 +20,22 @@ ROUNDING = 1e-12
 
 
 class Communicator:
-    """Collectives among a job's workers, each modelled as one flow over all links of the members.
+    """Collectives among a group of workers, each modelled as one flow over all the group's links.
 
-    ``capacity`` is the number of concurrent collectives, or the credit in bytes. With ``symmetric``
-    costs the first node represents all.
+    ``capacity`` is the number of concurrent collectives, or the credit in bytes. Where the network
+    is folded, costs are symmetric, and the first node represents all. ``group`` names one of
+    several groups.
     """
 
     def __init__(
-        self,
-        b: GraphBuilder,
-        job: Job,
-        members: Members,
-        *,
-        capacity: int = 1,
-        symmetric: bool = False,
+        self, b: GraphBuilder, network: Network, *, capacity: int = 1, group: str | None = None
     ) -> None:
-        self._b, self._fabric = b, members.fabric
-        network = Network(b, job, fold=symmetric)
-        self.slot = b.slots("communicator", (1,), capacity=capacity)
-        numbers = np.arange(len(members.fabric.capacity))
-        if symmetric:
-            numbers = np.array([kind.start for kind in members.fabric.kinds])
+        self._b, self._fabric = b, network.fabric
+        self._axes: tuple[Axis, ...] = () if group is None else (("group", (group,)),)
+        self.slot = b.slots("communicator", (1,), capacity=capacity, axes=self._axes)
+        numbers = np.arange(len(self._fabric.capacity))
+        if network.folded:
+            numbers = np.array([kind.start for kind in self._fabric.kinds])
         self._numbers, self._links = numbers, network.ids(numbers)
 
     def flow(self, cost: Cost) -> dict[str, Any]:
@@ -58,19 +54,21 @@ class Communicator:
             "path": np.where(there, links, NONE) if used.any() else None,
             "path_units": units if used.any() else 1.0,
             "rate_cap_bytes_per_s": np.where(binding, rate, math.inf),
+            "weight": cost.weight,
             "seconds": cost.startup_s,
         }
 
     def add(self, label: str, cost: Cost, *, axis: str, **fields: Any) -> Ids:
         """Add a collective for each size, (sizes,), one at a time on the communicator."""
-        return self._b.ops(
+        found = self._b.ops(
             label,
-            (len(cost.bytes),),
+            (*(1 for _ in self._axes), len(cost.bytes)),
             **self.flow(cost),
             slot=self.slot,
-            axes=((axis, None),),
+            axes=(*self._axes, (axis, None)),
             **fields,
         )
+        return found.ravel()
 
 
 def add_sends(

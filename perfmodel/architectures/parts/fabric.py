@@ -105,6 +105,11 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         )
 
     @property
+    def nics_per_node(self) -> int:
+        """Links of each node to the network."""
+        return self.nics // len(self.latency_s)
+
+    @property
     def core(self) -> int:
         """Number of the core."""
         return 2 * self.nics
@@ -183,39 +188,39 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         apart = np.maximum(self.latency_s[a], self.latency_s[z])
         return np.where(a != z, apart, self.inside_latency_s)
 
-    def rings(self, members: int) -> Ids:
-        """The rings of collectives among the first ``members`` workers, (rings, members).
+    def rings(self, ends: Ids) -> Ids:
+        """The rings of a collective among ``ends`` (members,), by position, (rings, members).
 
-        As many as the least number of NICs in use on any node. Each goes through all workers, node
-        after node and site after site, with an equal part of the bytes, and enters and leaves a
-        node by NICs that no other ring uses, as NCCL's channels. The order of sites is that whose
-        slowest crossing is fastest.
+        Ends are sorted by node. There are as many rings as the least number of NICs that the ends
+        use on any node. Each goes through all ends, node after node and site after site, with
+        an equal part of the bytes, and enters and leaves a node by NICs that no other ring uses, as
+        NCCL's channels. The order of sites is that whose slowest crossing is fastest.
         """
-        order = np.arange(members)
-        count = np.bincount(self.place[:members])
-        count = count[count > 0]
-        if len(count) == 1:
+        order = np.arange(len(ends))
+        nodes, count = np.unique(self.place[ends], return_counts=True)
+        if len(nodes) == 1:
             return order[None]
-        several = min(self.nics // len(self.latency_s), int(count.min()))
-        by_site = self.by_site(members, several)
+        used = np.unique(self.nic[ends])
+        several = int(np.unique(used // self.nics_per_node, return_counts=True)[1].min())
+        by_site = self.by_site(ends, several)
         if several == 1:
             return by_site[None]
         begin = np.cumsum(count) - count
-        found = np.empty((several, members), np.int64)
+        found = np.empty((several, len(ends)), np.int64)
         for ring in range(several):
             for first, size in zip(begin.tolist(), count.tolist(), strict=True):
-                ends = [ring, (ring + 1) % several]
-                inner = np.setdiff1d(np.arange(size), ends)
-                found[ring, first : first + size] = first + np.array([ends[0], *inner, ends[1]])
+                enter, leave = ring, (ring + 1) % several
+                inner = np.setdiff1d(np.arange(size), [enter, leave])
+                found[ring, first : first + size] = first + np.array([enter, *inner, leave])
         return found[:, by_site]
 
-    def by_site(self, members: int, rings: int = 1) -> Ids:
-        """The first ``members`` workers site after site, (members,), in the order of the sites that
+    def by_site(self, ends: Ids, rings: int = 1) -> Ids:
+        """The positions of ``ends`` (members,), site after site, in the order of the sites that
         suits so many ``rings``."""
-        order = np.arange(members)
+        order = np.arange(len(ends))
         if self.between is None:
             return order
-        site = self.site[self.place[:members]]
+        site = self.site[self.place[ends]]
         used = site[ranked(site)[1]]
         best = used[self.between.among(used).ring(rings)]
         return np.concatenate([order[site == each] for each in best.tolist()])

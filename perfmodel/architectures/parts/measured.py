@@ -108,6 +108,22 @@ class Rate(msgspec.Struct, frozen=True, eq=False):
         return cls((LinearCost(startup_s, cost(size_bytes=1.0, **{**figures, **still})),))
 
 
+class Either(msgspec.Struct, frozen=True, eq=False):
+    """One rate where a condition holds, else another, element by element."""
+
+    condition: Quantity
+    yes: Rate
+    no: Rate
+
+    def seconds(self, size_bytes: Quantity) -> Quantity:
+        """Seconds of a message of so many bytes."""
+        return where(self.condition, self.yes.seconds(size_bytes), self.no.seconds(size_bytes))
+
+    def busy(self, size_bytes: Quantity) -> Use:
+        """Busy time of the links for a message of so many bytes."""
+        return self.yes.busy(size_bytes).or_else(self.condition, self.no.busy(size_bytes))
+
+
 class Fastest(msgspec.Struct, frozen=True, eq=False):
     """For each message the fastest of several rates; the first on ties."""
 
@@ -172,21 +188,25 @@ def measured_rate(
     return Rate(measured_collectives.measured_lines(measured, ranks), measured=True)
 
 
-def measured_notes(job: Job, used: Mapping[str, Floats]) -> tuple[str, ...]:
-    """Notes where a job extrapolates measurements: ``used`` has the sizes (messages,) by operation.
+def measured_notes(
+    job: Job, used: Mapping[str, Floats], members: int | None = None
+) -> tuple[str, ...]:
+    """Notes where a job extrapolates measurements: ``used`` has the sizes (messages,) by operation,
+    among so many ``members``; by default all workers.
 
     Empty for a cluster without measured collectives, and for one worker.
     """
     notes = []
+    count = job.workers if members is None else members
     for operation, sizes in used.items() if job.workers > 1 else ():
         measured = measured_in(job.cluster.collectives, operation)
         if measured is None:
             continue
         least, most = measured.ranks
-        if not least <= job.workers <= most:
+        if not least <= count <= most:
             ranks = f"{least} ranks" if least == most else f"{least} to {most} ranks"
             notes.append(
-                f"{operation} among {job.workers} workers is extrapolated: measured among {ranks}"
+                f"{operation} among {count} workers is extrapolated: measured among {ranks}"
             )
         low, high = measured.bytes
         outside = [size for size in (sizes.min(), sizes.max()) if not low <= size <= high]

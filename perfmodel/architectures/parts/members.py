@@ -19,12 +19,16 @@ class Members(msgspec.Struct, frozen=True, eq=False):
 
     Attributes
     ----------
-    fabric : the links; its ends are the members.
+    fabric : the links.
     collectives : those measured among these members.
+    groups : the members, as ends of the fabric, (groups, members). Several groups are alike, and
+        each does the same at the same time; loads are those of all groups. None for one group of
+        all ends, the only one for which there are schedules other than rings.
     """
 
     fabric: Fabric
     collectives: tuple[Collective, ...] = ()
+    groups: Ids | None = None
 
     @classmethod
     def of(cls, cluster: Cluster, workers: int) -> Members:
@@ -38,9 +42,14 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         return fabric.place if fabric.between is None else fabric.site[fabric.place]
 
     @property
+    def ends(self) -> Ids:
+        """The members as ends of the fabric, (groups, members)."""
+        return np.arange(len(self.fabric.place))[None] if self.groups is None else self.groups
+
+    @property
     def count(self) -> int:
-        """Number of members."""
-        return len(self.fabric.place)
+        """Number of members of a group."""
+        return int(self.ends.shape[1])
 
     def loads(self, path: Ids, part: Floats) -> Floats:
         """Bytes over each link of sends of ``part`` bytes each (sends,), on ``path`` (sends, most
@@ -57,7 +66,7 @@ class Members(msgspec.Struct, frozen=True, eq=False):
             return np.zeros(len(self.fabric.capacity)), 0.0
         source, target = self._hops()
         path = self.fabric.path(source, target).reshape(source.size, -1)
-        part = np.full(source.size, 1.0 / len(source))
+        part = np.full(source.size, 1.0 / source.shape[1])
         flow_s = float((part / self.fabric.flow_between(source, target).ravel()).max())
         return self.loads(path, part), flow_s
 
@@ -74,12 +83,14 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         if self.fabric.between is None:
             return steps * inside_s
         more_s = np.maximum(self.fabric.between_s(source, target) - inside_s, 0.0)
-        return steps * inside_s + max(most_along(ring, steps) for ring in more_s)
+        return steps * inside_s + max(
+            most_along(ring, steps) for ring in more_s.reshape(-1, self.count)
+        )
 
     def _hops(self) -> tuple[Ids, Ids]:
-        """The ends of each hop of each ring, (rings, members)."""
-        rings = self.fabric.rings(self.count)
-        return rings, np.roll(rings, -1, axis=1)
+        """The ends of each hop of each ring, (groups, rings, members)."""
+        rings = self.ends[:, self.fabric.rings(self.ends[0])]
+        return rings, np.roll(rings, -1, axis=-1)
 
 
 class Cost(msgspec.Struct, frozen=True, eq=False):
@@ -92,12 +103,14 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         see :class:`perfmodel.architectures.parts.fabric.Fabric`.
     startup_s : latencies, and time to add, (sizes,).
     transfer_s : time to move the bytes, (sizes,).
+    weight : its part where links are shared with other collectives: that of a single group is 1.
     """
 
     bytes: Floats
     loads: Floats
     startup_s: Floats
     transfer_s: Floats
+    weight: float = 1.0
 
     @classmethod
     def of(cls, sizes: Floats, loads: Floats, startup_s: Floats, transfer_s: Floats) -> Cost:

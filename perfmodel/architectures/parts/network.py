@@ -43,6 +43,7 @@ class Network:
     ) -> None:
         servers = np.zeros(0, np.int64) if homes is None else homes
         self.fabric = Fabric.of(job.cluster, job.workers, servers)
+        self.folded = fold
         self._names = node_names(job, servers)
         self._each = job.cluster.nics_per_node
         self._ids = self._add(b, self.fabric, fold, core_share)

@@ -101,7 +101,7 @@ REDUCTION_ASSUMPTIONS = (
 
 def schedule_of(members: Members, options: Reduction) -> Schedule:
     """The sends of an all-reduce, of any algorithm but *auto*, among members site after site."""
-    n, order = members.count, members.fabric.by_site(members.count)
+    n, order = members.count, members.fabric.by_site(members.ends[0])
     match options.algorithm:
         case "halving_doubling":
             found = collective_schedules.halving_doubling_all_reduce(n)

@@ -12,6 +12,7 @@ from perfmodel.base.errors import unknown_name
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.console import new_console, new_table
 from perfmodel.inputs import catalogue
+from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.options import described
 from perfmodel.inputs.profile import Profile
 
@@ -39,6 +40,8 @@ def listing(kinds: Sequence[str]) -> None:
 def _model_line(profile: Profile) -> str:
     measured = dict.fromkeys(t.device for t in profile.timings if t.source.kind == "measured")
     others = [d for d in profile.devices if d not in measured]
+    if profile.decoder is not None and not profile.timings:
+        return f"{profile.title} or others"
     line = f"{profile.title}; measured on {', '.join(measured) or 'no device'}"
     return line + (f"; published for {', '.join(others)}" if others else "")
 
@@ -57,6 +60,7 @@ def show(name: str) -> None:
         (catalogue.device_names(), lambda n: _show_struct(catalogue.device(n))),
         (catalogue.cluster_names(), lambda n: _show_struct(catalogue.cluster(n))),
     ]
+    name = catalogue.device_called(name)
     for names, printer in known:
         if name in names:
             printer(name)
@@ -85,6 +89,9 @@ def _show_architecture(name: str) -> None:
 def _show_model(name: str) -> None:
     out = new_console()
     profile = catalogue.model(name)
+    dimensions, timings = profile.decoder, profile.timings
+    if not profile.layers:
+        profile = with_layers(profile, "float32")
     tensors = sum(len(layer.tensors) for layer in profile.layers)
     out.print(f"[bold]{name}[/]: {escape(profile.title)}")
     out.print(
@@ -94,8 +101,15 @@ def _show_model(name: str) -> None:
     if profile.noise_scale is not None:
         out.print(str(profile.noise_scale))
     out.print(f"[dim]{escape(profile.source.text)}[/]\n")
+    if dimensions is not None:
+        given = msgspec.structs.asdict(dimensions).items()
+        said = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in given if v is not None)
+        out.print(f"{escape(said)}\n")
+    if not timings:
+        out.print("[dim]estimated on every device of the catalogue: nothing was measured[/]")
+        return
     table = new_table("device", "precision", "batch", "samples/s", "", "source")
-    for t in sorted(profile.timings, key=lambda t: (t.device, t.precision, t.batch_size)):
+    for t in sorted(timings, key=lambda t: (t.device, t.precision, t.batch_size)):
         kind = "measured per layer" if t.per_layer and t.source.kind == "measured" else "estimated"
         rate = f"{t.batch_size / t.total_s:.4g}"
         source = f"{t.source.kind}: {t.source.text}"

@@ -30,6 +30,9 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
         f"{p.throughput_samples_per_s:.5g} samples/s",
         certainty(p),
     )
+    if p.sequence_length is not None:
+        tokens = float(f"{p.throughput_samples_per_s * p.sequence_length:.5g}")
+        yield ("tokens", f"{tokens:.12g} tokens/s", f"{p.sequence_length} of each sample")
     if p.interval is not None:
         low, high = p.interval.throughput_samples_per_s
         yield (f"{p.interval.coverage:.0%} interval", f"{low:.4g} to {high:.4g}", p.interval.text)

@@ -1,0 +1,122 @@
+"""Language models on sharded data parallel A100 and H100, from the catalogue alone.
+
+``throughput.csv`` has tokens per second of all GPUs by ``model``, ``seq_len``, ``num_gpus``,
+``gpu``, ``micro_batch`` (sequences of a pass on each GPU), ``grad_accum``, ``precision``,
+``sharding`` and ``act_ckpt``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+import perfmodel as pm
+from benchmarks.accuracy import rows
+from benchmarks.accuracy.cases import Case, Run, about, predicted
+from perfmodel.base.errors import InputError, number, whole_number
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.decoder_layers import with_layers
+
+FILE = "throughput.csv"
+
+DEVICES = {"a100_40gb": "a100", "a100_80gb": "a100-80", "h100_80gb": "h100"}
+CLUSTERS = {"a100": "dgx-a100", "a100-80": "dgx-a100", "h100": "dgx-h100"}
+STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}
+
+PRECISIONS = {"amp_bf16": "mixed", "bf16": "mixed"}
+"""Others, such as 8 bits, no device of the catalogue has a rate of."""
+
+ABOUT = about("llm_foundry")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row of the table."""
+
+    model: str
+    seq_len: int
+    num_gpus: int
+    gpu: str
+    micro_batch: int
+    grad_accum: int
+    tokens_per_s: float
+    precision: str
+    sharding: str
+    act_ckpt: str
+
+    def __post_init__(self) -> None:
+        number("tokens_per_s", self.tokens_per_s, above=0.0)
+        for name in ("seq_len", "num_gpus", "micro_batch", "grad_accum"):
+            whole_number(name, getattr(self, name))
+
+    @property
+    def name(self) -> str:
+        """What tells runs apart."""
+        again = ", checkpointing" if self.act_ckpt == "True" else ""
+        batch = f"batch {self.micro_batch} x {self.grad_accum}"
+        return f"{self.model} of {self.seq_len}, {self.num_gpus} {self.gpu}, {batch}{again}"
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a pass: gradients are reduced in each, and only the update is rarer."""
+        return self.num_gpus * self.micro_batch * self.seq_len / self.tokens_per_s
+
+    @property
+    def why_not(self) -> str:
+        """Why there is no job of this row; "" where there is one."""
+        if self.precision not in PRECISIONS:
+            return f"precision {self.precision}"
+        if self.sharding not in STAGES:
+            return f"sharding {self.sharding}"
+        if self.gpu not in DEVICES:
+            return self.gpu
+        return "" if f"mpt-{self.model}" in catalogue.model_names() else f"model {self.model}"
+
+
+def block_bytes(model: str) -> float:
+    """Bytes of the matrices of a block: with them a unit is closed."""
+    layers = with_layers(catalogue.model(f"mpt-{model}"), "mixed").layers
+    first = [layer for layer in layers if layer.name.startswith("blocks.0.")]
+    return sum(tensor.bytes for layer in first for tensor in layer.tensors)
+
+
+def job(row: Row) -> pm.Job:
+    """The job of a pass. Blocks are the units that are gathered."""
+    device = DEVICES[row.gpu]
+    made = pm.make_job(
+        model=f"mpt-{row.model}",
+        device=device,
+        precision=PRECISIONS[row.precision],
+        batch_size=row.micro_batch,
+        sequence_length=row.seq_len,
+        activation_checkpointing=row.act_ckpt == "True",
+        cluster=CLUSTERS[device],
+        workers=row.num_gpus,
+        arch="fsdp",
+        options={"stage": STAGES[row.sharding], "unit_bytes": block_bytes(row.model)},
+    )
+    update_s = made.workload.optimizer_s / row.grad_accum
+    return msgspec.structs.replace(
+        made, workload=msgspec.structs.replace(made.workload, optimizer_s=update_s)
+    )
+
+
+def cases(folder: Path) -> list[Case]:
+    """Every row that there is a job of."""
+    table = rows.read(folder / FILE, Row)
+    rows.say_left_out("no job", [row.why_not for row in table if row.why_not])
+    runs = [
+        Run(
+            f"llm_foundry/none/{row.gpu}",
+            row.name,
+            job(row),
+            step_s=row.step_s,
+            pools=("llm_foundry/none",),
+            setting=f"{row.model} of {row.seq_len}, {row.num_gpus} GPUs",
+        )
+        for row in table
+        if not row.why_not
+    ]
+    if not runs:
+        raise InputError(f"{folder / FILE}: no row that there is a job of")
+    return predicted(runs)

@@ -1,0 +1,125 @@
+"""Sharded data parallel training: optimizer state, gradients and parameters are split (ZeRO)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.fsdp.formulas import exact, leaves_out, phases
+from perfmodel.architectures.fsdp.graph import build, meaning
+from perfmodel.architectures.fsdp.options import Options
+from perfmodel.architectures.fsdp.order import sent_share, units_of
+from perfmodel.architectures.parts.groups import Groups, same_place
+from perfmodel.architectures.parts.measured import measured_notes
+from perfmodel.architectures.parts.reduction import MEASURED_ASSUMPTION
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+
+ACCUMULATED = (
+    "accumulation: parameters are gathered and gradients reduced once an update; where each pass "
+    "does so, predict a job with the batch of one pass"
+)
+"""Note on a job whose passes share an update."""
+
+
+def notes(job: Job) -> tuple[str, ...]:
+    """Notes on accumulation, and where measured collectives are extrapolated."""
+    options = Options.of(job)
+    sizes = units_of(job.workload, options.unit_bytes).bytes * sent_share(job)
+    groups = Groups.of(job.cluster, job.workers, options.shards(job.workers))
+    found: list[str] = []
+    if groups.size > 1 and groups.shards_measured:
+        used = {"all_gather": sizes, "reduce_scatter": sizes}
+        found += measured_notes(job, used, groups.size)
+    if groups.count > 1 and groups.replicas_measured:
+        found += measured_notes(job, {"all_reduce": sizes / groups.size}, groups.count)
+    if job.workload.accumulation > 1 and job.workers > 1:
+        found.append(ACCUMULATED)
+    return tuple(found)
+
+
+def worker_bytes(job: Job) -> float:
+    """Peak memory of one worker: optimizer state, gradients, parameters and activations.
+
+    At stage 1 each of the n workers of a shard group keeps an n-th of the optimizer state. At stage
+    2 it keeps an n-th of the gradients, too, and those of one unit that is being reduced. At stage
+    3 it keeps an n-th of the parameters as well, and the units that are gathered: the one that
+    computes and those prefetched. What is sent with 16 bits is kept so while it is whole.
+    """
+    options = Options.of(job)
+    whole, n = job.workload.gradient_bytes, int(options.shards(job.workers))
+    units = np.sort(units_of(job.workload, options.unit_bytes).bytes)[::-1]
+    gradients = parameters = whole
+    sent = sent_share(job)
+    if options.stage > 1:
+        gradients = min(whole / n + sent * float(units[0]), whole)
+    if options.stage == 3 and options.reshard_after_forward:
+        gathered = sent * float(units[: options.prefetch + 1].sum())
+        parameters = min(whole / n + gathered, whole)
+    state = job.workload.optimizer_state_bytes / n
+    return state + gradients + parameters + job.workload.activation_bytes
+
+
+def _fold(job: Job) -> OpGraph | None:
+    """One worker represents all where all groups lie on the nodes in the same way, at one site."""
+    size = Options.of(job).shards(job.workers)
+    same = same_place(job.cluster, job.workers, size)
+    apart = job.crosses_sites and size < job.workers
+    return build(job, fold=True) if same and not apart else None
+
+
+def traffic(job: Job) -> Traffic:
+    """Bytes of a worker: (n-1)/n of the model in each reduce-scatter and each all-gather among n,
+    and 2(r-1)/r of its part of the gradients in all-reduces among r replicas."""
+    options = Options.of(job)
+    n = options.shards(job.workers)
+    r = job.workers // n
+    times = 3 if options.stage == 3 and options.reshard_after_forward else 2
+    sent = job.workload.gradient_bytes * sent_share(job)
+    moved = times * (n - 1) / n * sent
+    if r > 1:
+        moved += 2 * (r - 1) / r * sent / n
+    return Traffic(moved, moved)
+
+
+ARCHITECTURE = Architecture(
+    name="fsdp",
+    title="fully sharded data parallel, ZeRO (synchronous, no server)",
+    options=Options,
+    build=build,
+    server_bytes=None,
+    worker_bytes=worker_bytes,
+    assumptions=(
+        "a ring reduce-scatter, or all-gather, moves (n-1)/n of a unit's bytes over every member's "
+        "link, both ways, at the pace of the slowest link",
+        "collectives go one at a time, in the order in which they are issued: at stage 3 a unit's "
+        "gradients are reduced before what may be gathered from then on, as in PyTorch",
+        "a worker's optimizer updates its own part of the parameters, in 1/n of the time",
+        "at stages 1 and 2 all parameters are gathered between the optimizer and the next forward "
+        "pass; both take the same time, and differ in memory alone",
+        "a unit that was freed after forward is gathered again for backward, the last one included",
+        "gathered parameters have as many bytes as gradients; both are sent with 16 bits where a "
+        "device computes with 16 bits (mixed), as FSDP's MixedPrecision does, and stored with 32",
+        "a shard group is so many consecutive workers, and does all of the above on its own; then "
+        "each worker's part of a unit's gradients is all-reduced round a ring among the groups, in "
+        "another process group, beside the collectives of the shard groups",
+        MEASURED_ASSUMPTION,
+    ),
+    source="Rajbhandari et al., SC 2020, doi 10.1109/SC41405.2020.00024; "
+    "Zhao et al., PVLDB 16(12), 2023, doi 10.14778/3611540.3611569",
+    aliases={"zero1": {"stage": 1}, "zero2": {"stage": 2}, "zero3": {"stage": 3}},
+    fold=_fold,
+    notes=notes,
+    variants=(
+        {"stage": 1, "unit_bytes": 0},
+        {"stage": 2},
+        {"stage": 3, "unit_bytes": 0},
+        {"stage": 3, "unit_bytes": 50, "prefetch": 0, "reduce_per_byte_s": 0.01},
+        {"stage": 3, "unit_bytes": 0, "prefetch": 3, "reshard_after_forward": False},
+        {"stage": 3, "unit_bytes": 0, "shard_group": 2},
+        {"stage": 3, "unit_bytes": 0, "mixed_precision": False},
+    ),
+    traffic=traffic,
+    meaning=meaning,
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+)

@@ -1,0 +1,178 @@
+"""The coarse model of sharded training."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.architectures.fsdp import order
+from perfmodel.architectures.fsdp.options import Options
+from perfmodel.architectures.parts.collective_rates import (
+    all_gather_rate,
+    group_rate,
+    reduce_scatter_rate,
+)
+from perfmodel.architectures.parts.groups import Span, same_place, share_links
+from perfmodel.architectures.parts.measured import Either, Rate, Use
+from perfmodel.architectures.parts.workers import alike, left_out
+from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import expanded
+from perfmodel.phases.layers import Layers, Whole
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities, quantities_of
+from perfmodel.theory.overlap import in_tandem
+
+
+def phases(job: Job, q: Quantities) -> Phases:
+    """Computation, and the exposed part of all-gathers and reduce-scatters."""
+    return q.at_paces(lambda late: _phases(job, q, late))
+
+
+def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
+    """The phases if the slowest worker computes ``late`` times as long as the mean one."""
+    options = Options.of(job)
+    alone, shards = q.workers <= 1, options.shards(q.workers)
+    units = q.layers.once(
+        ("units", Options.of(job)), lambda: order.units_of(job.workload, options.unit_bytes)
+    )
+    gather, scatter, reduce = _rates(job, q)
+    sent = order.sent_share(job)
+    sizes = [q.gradient_bytes * share for share in sent * units.bytes / units.bytes.sum()]
+    numbers = units.first.tolist()[::-1]
+    if isinstance(q.layers, Whole):
+        sizes, numbers = [q.gradient_bytes * sent], [0]
+    gathers = [gather.seconds(size) for size in sizes]
+    scatters = [scatter.seconds(size) for size in sizes]
+    sums = [reduce.seconds(size / shards) for size in sizes] if reduce is not None else []
+    if sums:  # on the same links they take turns, unless connections limit
+        turns = share_links(q, shards) & (q.flow_bytes_per_s == math.inf)
+        scatters = [a + where(turns, b, 0.0) for a, b in zip(scatters, sums, strict=True)]
+        sums = [where(turns, 0.0, seconds) for seconds in sums]
+    compute = q.forward_s + q.backward_s + q.optimizer_s / shards
+    passes = (q.forward_s + q.backward_s) * late
+    twice = 2.0 if options.stage == 3 and options.reshard_after_forward else 1.0
+    if options.stage == 3 and isinstance(q.layers, Whole):
+        shown = q.layers.beside_s(passes, twice * sum(gathers) + sum(scatters), *sums) - passes
+    elif options.stage == 3 and isinstance(q.layers, Layers):
+        reduced = _Reduced(scatters, sums)
+        shown = _in_time(options, q.layers, q.scale * late, units, gathers, reduced) - passes
+    else:
+        computed, end = q.layers.overlapped_s(
+            q.scale * late,
+            lambda ready_s: in_tandem(ready_s, scatters[::-1], *([sums[::-1]] if sums else [])),
+            numbers,
+        )
+        shown = end - computed + sum(gathers)
+    used = Use()
+    for size in sizes:
+        used = used.plus(gather.busy(size).times(twice)).plus(scatter.busy(size))
+        if reduce is not None:
+            used = used.plus(reduce.busy(size / shards))
+    return Phases(
+        parts={
+            "compute": Phase(compute, "compute"),
+            "wait for the slowest": Phase(compute * (late - 1.0), "straggler"),
+            "gather and scatter": Phase(where(alone, 0.0, shown), "network"),
+        },
+        busy_s=used.by_link(job),
+        updates=1.0 / q.workers,
+    )
+
+
+class _Reduced(NamedTuple):
+    """Seconds of reduce-scatters and, where there are replicas, all-reduces, by unit."""
+
+    scatters: list[Quantity]
+    sums: list[Quantity]
+
+
+def _rates(job: Job, q: Quantities) -> tuple[Rate | Either, Rate | Either, Rate | Either | None]:
+    """Rates of all-gathers, reduce-scatters and, where there are replicas, all-reduces."""
+    options = Options.of(job)
+    gamma = options.reduce_per_byte_s
+    if not np.any(_replicated(options, q.workers)):
+        return all_gather_rate(q), reduce_scatter_rate(q, gamma), None
+    size, core = options.shards(q.workers), job.cluster.core_oversubscription is not None
+    shards, replicas = Span.of_shards(q, size, core=core), Span.of_replicas(q, size, core=core)
+    return (
+        group_rate(q, "all_gather", shards),
+        group_rate(q, "reduce_scatter", shards, gamma),
+        group_rate(q, "all_reduce", replicas, gamma),
+    )
+
+
+def _replicated(options: Options, workers: Quantity) -> Quantity:
+    """Whether so many workers have more than one copy of the model."""
+    if options.shard_group == 0:
+        return False
+    return True if is_symbol(workers) else workers > options.shard_group
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation.
+
+    At stage 3 the formula lets layers without parameters wait for the unit before them.
+    """
+    data = job.workload.data_loading_s == 0.0
+    known = Options.of(job).stage < 3 or all(a.tensor_bytes for a in expanded(job.workload).layers)
+    return known and data and alike(job) and leaves_out(job) is None
+
+
+def leaves_out(job: Job) -> str | None:
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    size = Options.of(job).shards(job.workers)
+    several = 1 < size < job.workers
+    beyond = {
+        "shard groups that lie differently on nodes": not same_place(
+            job.cluster, job.workers, size
+        ),
+        "links that shard groups and replicas share": several
+        and bool(share_links(quantities_of(job), size)),
+    }
+    return left_out(job, beyond, core=False, connections=False, sites=several)
+
+
+def _in_time(
+    options: Options,
+    layers: Layers,
+    scale: Quantity,
+    units: order.Units,
+    gathers: list[Quantity],
+    reduced: _Reduced,
+) -> Quantity:
+    """Seconds until all gradients are reduced, if each unit is gathered before it computes.
+
+    One collective of a shard group at a time, in the order of issue
+    (:func:`perfmodel.architectures.fsdp.order.issue_order`), and one of a replica group beside it.
+    """
+    count = len(units.first)
+    starts = [*map(layers.index.index, units.first.tolist()), len(layers.index)]
+    spans = [slice(*span) for span in itertools.pairwise(starts)]
+    computing = [sum(layers.forward_s[span]) for span in spans]
+    computing += [sum(layers.backward_s[span]) for span in spans[::-1]]
+    computing[0] += layers.first_s
+    computing[-1] += layers.last_s
+    computing = [scale * seconds for seconds in computing]
+    seconds = {True: gathers + gathers[::-1], False: reduced.scatters[::-1]}
+    sums = reduced.sums[::-1]
+    summed: Quantity = 0.0
+    free: Quantity = 0.0
+    end: Quantity = 0.0
+    gathered: list[Quantity] = []
+    computed = -1
+    for one in order.issue_order(count, options):
+        while computed < one.after:
+            computed += 1
+            if computed < len(gathered):
+                end = maximum(end, gathered[computed])
+            end = end + computing[computed]
+        free = maximum(free, end) + seconds[one.gather][one.number]
+        if one.gather:
+            gathered.append(free)
+        elif sums:
+            summed = maximum(summed, free) + sums[one.number]
+    return maximum(end, free, summed) if sums else maximum(end, free)

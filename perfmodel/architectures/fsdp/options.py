@@ -1,0 +1,74 @@
+"""Options of sharded training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from perfmodel.architectures.parts.reduction import Reduction
+from perfmodel.base.errors import number, whole_number
+from perfmodel.base.quantities import Quantity, is_symbol, minimum
+from perfmodel.inputs.options import Option
+from perfmodel.inputs.options import Options as Base
+
+UNIT_BYTES = 25 * 2**20
+"""Size at which a unit is closed (25 MiB), as that of a bucket without sharding."""
+
+
+class Options(Base, frozen=True, forbid_unknown_fields=True):
+    """Options of sharded training."""
+
+    stage: Annotated[
+        Literal[1, 2, 3],
+        Option("1: optimizer state is sharded; 2: gradients as well; 3: parameters, too"),
+    ] = 3
+    unit_bytes: Annotated[
+        float,
+        Option("layers travel together in units of at least this size; 0: each on its own"),
+    ] = UNIT_BYTES
+    prefetch: Annotated[
+        int,
+        Option(
+            "units that may be gathered ahead of the one that computes (stage 3)",
+            lambda o: o.stage != 3,
+        ),
+    ] = 1
+    reshard_after_forward: Annotated[
+        bool,
+        Option(
+            "free parameters after forward, and gather them again (stage 3)",
+            lambda o: o.stage != 3,
+        ),
+    ] = True
+    shard_group: Annotated[
+        int,
+        Option(
+            "workers that share one copy of the model, next to each other; their gradients are "
+            "then all-reduced with those of the other groups (hybrid sharding); 0: all workers"
+        ),
+    ] = 0
+    reduce_per_byte_s: Annotated[float, Option("time to add one byte's worth of gradients")] = 0.0
+    mixed_precision: Annotated[
+        bool,
+        Option("send 16 bits of each parameter and gradient, if computing is with 16 bits"),
+    ] = True
+
+    def __post_init__(self) -> None:
+        whole_number("shard_group", self.shard_group, at_least=0)
+        number("unit_bytes", self.unit_bytes)
+        whole_number("prefetch", self.prefetch, at_least=0)
+        number("reduce_per_byte_s", self.reduce_per_byte_s)
+
+    @property
+    def group_size(self) -> int:
+        """Workers of a shard group; 1 where all workers are one."""
+        return max(self.shard_group, 1)
+
+    def shards(self, workers: Quantity) -> Quantity:
+        """Workers of a shard group, of so many in all."""
+        if self.shard_group == 0:
+            return workers
+        return self.shard_group if is_symbol(workers) else minimum(self.shard_group, workers)
+
+    def reduction(self) -> Reduction:
+        """The all-reduce among replicas."""
+        return Reduction("ring", reduce_per_byte_s=self.reduce_per_byte_s)

@@ -1,0 +1,77 @@
+"""Units of layers that are gathered together, and the order in which collectives are issued."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.fsdp.options import Options
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.inputs.decoder_layers import SIXTEEN_BITS
+from perfmodel.inputs.job import Job
+from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.theory.buckets import ddp_buckets
+
+
+class Units(msgspec.Struct, frozen=True, eq=False):
+    """Groups of consecutive layers whose parameters are gathered together, in forward order.
+
+    All of shape (units,): ``bytes``; the ``first`` and the ``last`` layer with parameters.
+    """
+
+    bytes: Floats
+    first: Ids
+    last: Ids
+
+
+def units_of(workload: Workload, unit_bytes: float) -> Units:
+    """Group a workload's layers; a unit is closed by the layer with which it reaches its size."""
+    found = [
+        (index, sum(layer.tensor_bytes))
+        for index, layer in enumerate(expanded(workload).layers)
+        if layer.tensor_bytes
+    ]
+    groups = ddp_buckets(
+        [size for _, size in found], cap_bytes=unit_bytes, first_cap_bytes=unit_bytes
+    )
+    return Units(
+        bytes=np.array([sum(found[k][1] for k in group) for group in groups]),
+        first=np.array([found[group[0]][0] for group in groups]),
+        last=np.array([found[group[-1]][0] for group in groups]),
+    )
+
+
+def sent_share(job: Job) -> float:
+    """Bytes of a parameter as it is sent over those as it is stored."""
+    low = Options.of(job).mixed_precision and job.workload.precision in SIXTEEN_BITS
+    return 0.5 if low else 1.0
+
+
+class Issue(NamedTuple):
+    """A collective of stage 3 in the order of issue: an all-gather or a reduce-scatter, by its
+    ``number`` among those of its kind, issued once computation ``after`` has ended (-1: none)."""
+
+    gather: bool
+    number: int
+    after: int
+
+
+def issue_order(units: int, options: Options) -> list[Issue]:
+    """The order in which PyTorch's FSDP issues the collectives of an iteration of stage 3.
+
+    Computations are numbered: the forward passes of all units, then, in reverse, their backward
+    passes. All-gather k belongs to computation k, reduce-scatter k follows the backward pass
+    units + k. An all-gather is issued ``prefetch`` + 1 computations before its own, once its unit
+    has been freed. At the end of a backward pass its gradients are reduced before the next unit is
+    gathered: the post-backward hook of a unit comes before the pre-backward hook of the
+    next one, which gathers and prefetches (torch/distributed/fsdp: ``_runtime_utils.py``,
+    ``_fully_shard/_fsdp_param_group.py``; BackwardPrefetch.BACKWARD_PRE). The collectives of one
+    process group go one after the other in the order of issue, whatever their streams.
+    """
+    gathers = 2 * units if options.reshard_after_forward else units
+    freed = [-1] * units + [units - 1] * units
+    found = [Issue(True, k, max(k - options.prefetch - 1, freed[k])) for k in range(gathers)]
+    found += [Issue(False, k, units + k) for k in range(units)]
+    return sorted(found, key=lambda issue: (issue.after, issue.gather, issue.number))

@@ -1,0 +1,187 @@
+"""Shard groups, whose workers share one copy of the model, and the replica groups across them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from perfmodel.architectures.parts.fabric import Fabric
+from perfmodel.architectures.parts.members import Cost, Members
+from perfmodel.base.arrays import Ids
+from perfmodel.base.quantities import Quantity, is_symbol, where
+from perfmodel.inputs.cluster import Cluster
+from perfmodel.phases.quantities import Quantities
+
+
+class Group(NamedTuple):
+    """A group in a graph: the ``rows`` of its members among the graph's workers, the members on
+    their links, and the group's name; None where it is the only one, or stands for all."""
+
+    rows: Ids
+    members: Members
+    name: str | None
+
+
+class Groups(msgspec.Struct, frozen=True, eq=False):
+    """The workers of a job in shard groups of ``size`` consecutive workers.
+
+    Each of the ``count`` shard groups has the whole model, a part on each of its workers. The
+    workers with the same part are a replica group: the i-th of each shard group.
+    """
+
+    cluster: Cluster
+    fabric: Fabric
+    size: int
+    count: int
+
+    @classmethod
+    def of(cls, cluster: Cluster, workers: int, size: int) -> Groups:
+        """The groups of so many workers, a multiple of ``size``."""
+        return cls(cluster, Fabric.of(cluster, workers), size, workers // size)
+
+    def shards(self, *, fold: bool) -> list[Group]:
+        """The shard groups; with ``fold`` one that stands for all."""
+        return self._groups("shard group", self._table, fold)
+
+    def replicas(self, *, fold: bool) -> list[Group]:
+        """The replica groups; with ``fold`` one that stands for all."""
+        return self._groups("replica group", self._table.T, fold)
+
+    @property
+    def shards_measured(self) -> bool:
+        """Whether collectives that were measured apply to the shard groups."""
+        return _apart(self.cluster, self.fabric, self._table)
+
+    @property
+    def replicas_measured(self) -> bool:
+        """Whether collectives that were measured apply to the replica groups."""
+        return _apart(self.cluster, self.fabric, self._table.T)
+
+    @property
+    def _table(self) -> Ids:
+        return np.arange(self.size * self.count).reshape(self.count, self.size)
+
+    def _groups(self, name: str, table: Ids, fold: bool) -> list[Group]:
+        measured = self.cluster.collectives_of(self.size * self.count)
+        if not _apart(self.cluster, self.fabric, table):
+            measured = ()
+        if fold:
+            return [Group(np.zeros(1, np.int64), Members(self.fabric, measured, table), None)]
+        return [
+            Group(row, Members(self.fabric, measured, row[None]), f"{name} {k}")
+            if len(table) > 1
+            else Group(row, Members(self.fabric, measured), None)
+            for k, row in enumerate(table)
+        ]
+
+
+def _apart(cluster: Cluster, fabric: Fabric, table: Ids) -> bool:
+    """Whether collectives take as long in each group as in one that has the cluster alone, as one
+    has that is measured: no two groups share a node, or a core that limits."""
+    if len(table) == 1:
+        return True
+    nodes = fabric.place[table]
+    each = sum(len(np.unique(row)) for row in nodes)
+    return cluster.core_oversubscription is None and each == len(np.unique(nodes))
+
+
+def together(make: Callable[[Members], Cost], members: Members) -> Cost:
+    """The cost of one collective in all groups of ``members`` at the same time.
+
+    Its weight on shared links is that of as many flows as there are groups.
+    """
+    found = make(members)
+    if len(members.ends) == 1:
+        return found
+    one = make(msgspec.structs.replace(members, groups=members.ends[:1]))
+    most = float(one.bytes.max())
+    weight = float(found.bytes.max()) / most if most > 0.0 else 1.0
+    return msgspec.structs.replace(found, weight=weight)
+
+
+def same_place(cluster: Cluster, workers: int, size: int) -> bool:
+    """Whether all shard groups, and all replica groups, lie on the nodes in the same way."""
+    devices = cluster.fullest(workers)
+    fits = devices % size == 0 or size % devices == 0
+    return size in (1, workers) or (cluster.even(workers) and fits)
+
+
+def share_links(q: Quantities, size: Quantity) -> Quantity:
+    """Whether shard groups, and replica groups of several workers, use the same links, where they
+    lie alike.
+
+    Shard groups within nodes use the links inside, and replica groups of one device of each node
+    the links between nodes.
+    """
+    inside = q.inside_bandwidth_bytes_per_s < math.inf
+    return (size > 1) & ((size > q.fullest) | ((size < q.fullest) & inside))
+
+
+class Span(msgspec.Struct, frozen=True, eq=False):
+    """How groups that are alike lie on nodes, for formulas.
+
+    Attributes
+    ----------
+    members : of a group.
+    on_node, least : its members on the node that has most, and fewest, of them.
+    nics : of a node that its members use.
+    beside : groups on a node.
+    away : whether a group is on several nodes.
+    alone : whether no other group shares its nodes, or a core that limits.
+    """
+
+    members: Quantity
+    on_node: Quantity
+    least: Quantity
+    nics: Quantity
+    beside: Quantity
+    away: Quantity
+    alone: Quantity
+
+    @classmethod
+    def of_all(cls, q: Quantities) -> Span:
+        """Of one group of all workers."""
+        away = is_symbol(q.workers) or q.nodes > 1  # symbols: one worker to a node
+        return cls(q.workers, q.fullest, q.emptiest, q.nics_per_node, 1.0, away, True)
+
+    @classmethod
+    def of_shards(cls, q: Quantities, size: Quantity, *, core: bool) -> Span:
+        """Of shard groups of ``size`` workers; ``core`` says whether the core limits."""
+        full = q.fullest
+        inside = size <= full
+        beside = where(inside, full / size, 1.0)
+        alone = not core if is_symbol(q.workers) else (q.workers <= size) | _alone(beside, core)
+        return cls(
+            members=size,
+            on_node=where(inside, size, full),
+            least=where(inside, size, q.emptiest),
+            nics=q.nics_per_node,
+            beside=beside,
+            away=size > full,
+            alone=alone,
+        )
+
+    @classmethod
+    def of_replicas(cls, q: Quantities, size: Quantity, *, core: bool) -> Span:
+        """Of the replica groups across shard groups of ``size`` workers."""
+        full = q.fullest
+        across = size >= full
+        beside = where(across, full, size)
+        return cls(
+            members=q.workers / size,
+            on_node=where(across, 1.0, full / size),
+            least=where(across, 1.0, q.emptiest / size),
+            nics=q.nics_per_node // np.gcd(q.nics_per_node, size),
+            beside=beside,
+            away=is_symbol(q.workers) or q.nodes > 1,
+            alone=(size <= 1) | _alone(beside, core),
+        )
+
+
+def _alone(beside: Quantity, core: bool) -> Quantity:
+    """Whether a group has its nodes for itself, and no core that limits is shared."""
+    return (beside <= 1) & (not core)

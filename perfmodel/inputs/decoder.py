@@ -1,0 +1,117 @@
+"""Dimensions of decoder-only transformers, such as GPT-2 and Llama."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from perfmodel.base.errors import InputError, whole_number
+
+MOST_SEQUENCE_LENGTH = 10_000_000
+"""Tokens of one sequence; a limit that catches typing errors."""
+
+
+class Decoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A decoder-only transformer. Its layers at any sequence length follow from these dimensions.
+
+    Attributes
+    ----------
+    hidden : width of the residual stream.
+    blocks, heads : transformer blocks, and attention heads of each.
+    kv_heads : heads of keys and values where they are fewer (grouped queries); default ``heads``.
+    feed_forward : width inside the feed-forward part; default 4 ``hidden``.
+    gated : whether the feed-forward part has a gate (SwiGLU), that is a third matrix.
+    vocabulary : rows of the token embedding.
+    positions : rows of a learned position embedding, the most tokens of a sequence;
+        *sequence_length*: as many as the sequences have; None: positions are not learned.
+    tied : whether the output layer shares the token embedding.
+    biases : whether linear layers and norms have biases.
+    sequence_length : tokens of a sequence where none is asked for.
+    """
+
+    hidden: int
+    blocks: int
+    heads: int
+    vocabulary: int
+    sequence_length: int
+    kv_heads: int | None = None
+    feed_forward: int | None = None
+    gated: bool = False
+    positions: int | Literal["sequence_length"] | None = None
+    tied: bool = True
+    biases: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "blocks", "heads", "vocabulary"):
+            whole_number(name, getattr(self, name))
+        for name in ("kv_heads", "feed_forward"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name))
+        if self.hidden % self.heads:
+            raise InputError(f"heads: {self.heads} do not share a width of {self.hidden} evenly")
+        if self.heads % self.groups:
+            raise InputError(f"kv_heads: {self.heads} heads do not share {self.groups} evenly")
+        if isinstance(self.positions, int):
+            whole_number("positions", self.positions)
+        self.checked(self.sequence_length)
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.hidden // self.heads * self.groups
+
+    @property
+    def inner(self) -> int:
+        """Width inside the feed-forward part."""
+        return 4 * self.hidden if self.feed_forward is None else self.feed_forward
+
+    def checked(self, sequence_length: int) -> int:
+        """The length of a sequence, if the model takes it.
+
+        Raises
+        ------
+        InputError : not a whole number from 1 on, or more than the model has positions.
+        """
+        whole_number("sequence_length", sequence_length, at_most=MOST_SEQUENCE_LENGTH)
+        if isinstance(self.positions, int) and sequence_length > self.positions:
+            raise InputError(
+                f"sequence_length: {sequence_length} tokens, but the model has {self.positions} "
+                "positions"
+            )
+        return sequence_length
+
+    def position_rows(self, sequence_length: int) -> int:
+        """Rows of the learned position embedding; 0 if there is none."""
+        if self.positions is None:
+            return 0
+        return sequence_length if self.positions == "sequence_length" else self.positions
+
+    def model_flop(self, sequence_length: int) -> float:
+        """Floating-point operations of training on one token, as utilisation is published.
+
+        6 (parameters) + 12 blocks * hidden * sequence length: causal attention counts in full, and
+        nothing is computed twice.
+
+        References
+        ----------
+        Chowdhery et al., "PaLM: scaling language modeling with pathways", 2022, arXiv 2204.02311,
+        appendix B.
+        """
+        attention = 12.0 * self.blocks * self.hidden * sequence_length
+        return 6.0 * self.parameters(sequence_length) + attention
+
+    def parameters(self, sequence_length: int) -> int:
+        """Number of parameters."""
+        h, kv, inner = self.hidden, self.kv_width, self.inner
+        block = 2 * h * h + 2 * h * kv + (3 if self.gated else 2) * h * inner + 2 * h
+        if self.biases:
+            block += 2 * h + 2 * kv + (2 if self.gated else 1) * inner + h + 2 * h
+        ends = h * (self.vocabulary + self.position_rows(sequence_length) + 1)
+        ends += 0 if self.tied else h * self.vocabulary
+        return self.blocks * block + ends + (h if self.biases else 0)

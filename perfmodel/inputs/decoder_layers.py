@@ -1,0 +1,140 @@
+"""The layers of a decoder-only transformer at a sequence length, and profiles made of them."""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.profile import Layer, Profile, Tensor
+
+PARAMETER_BYTES = 4
+"""Bytes of a stored parameter, and of its gradient: float32."""
+
+LOSS_BYTES = 4
+"""Bytes of a logit in the loss, which is computed in float32 at every precision."""
+
+SIXTEEN_BITS = ("mixed", "bf16", "fp16")
+"""Precisions at which activations have two bytes, and otherwise four."""
+
+
+def at_length(profile: Profile, sequence_length: int | None) -> Profile:
+    """The profile of a model for sequences of some length, by default as its file says.
+
+    Timings, and layers that were recorded with them, are of the default length: at another one the
+    profile has neither.
+
+    Raises
+    ------
+    InputError : a length that the model does not take, or given for a model without a decoder.
+    """
+    decoder = profile.decoder
+    if sequence_length is None:
+        return profile
+    if decoder is None:
+        raise InputError(
+            f"sequence_length: {profile.name} is not described as a language model (its file has "
+            "no decoder)"
+        )
+    if decoder.checked(sequence_length) == decoder.sequence_length:
+        return profile
+    at = msgspec.structs.replace(decoder, sequence_length=sequence_length)
+    return msgspec.structs.replace(profile, layers=(), timings=(), decoder=at)
+
+
+def with_layers(profile: Profile, precision: str) -> Profile:
+    """The profile with the layers of its decoder."""
+    if profile.decoder is None:
+        return profile
+    layers = layers_of(profile.decoder, profile.decoder.sequence_length, precision)
+    return msgspec.structs.replace(profile, layers=layers, timings=())
+
+
+@functools.lru_cache(maxsize=64)
+def layers_of(decoder: Decoder, sequence_length: int, precision: str) -> tuple[Layer, ...]:
+    """Layers in forward order, per sequence of so many tokens.
+
+    Products count two operations per multiply-add. Attention counts in full, although what lies
+    beyond the diagonal need not be computed, and keeps no scores (it computes them again). What
+    only moves memory (norms, sums, activations, loss) is a layer of its own.
+
+    References
+    ----------
+    Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022, arXiv
+    2205.05198 (activations); Dao et al., "FlashAttention", 2022, arXiv 2205.14135.
+    """
+    d, s = decoder, sequence_length
+    element = 2 if precision in SIXTEEN_BITS else 4
+    make = _Making(d, s, element)
+    h, inner = d.hidden, d.inner
+    found = [make.layer("embedding", "embedding", h, tensors=[("weight", d.vocabulary * h)])]
+    if rows := d.position_rows(s):
+        found.append(make.layer("positions", "embedding", h, tensors=[("weight", rows * h)]))
+    for i in range(d.blocks):
+        found += make.block(f"blocks.{i}.", h, inner)
+    found.append(make.norm("norm"))
+    head = [] if d.tied else [("weight", d.vocabulary * h)]
+    flop = 2.0 * s * h * d.vocabulary
+    found.append(make.layer("head", "linear", d.vocabulary, flop=flop, tensors=head))
+    loss = LOSS_BYTES / element * d.vocabulary
+    found.append(make.layer("loss", "loss", loss))
+    return tuple(found)
+
+
+class _Making(msgspec.Struct, frozen=True):
+    """Makes layers for sequences of ``tokens``, with activations of ``element`` bytes."""
+
+    decoder: Decoder
+    tokens: int
+    element: int
+
+    def layer(
+        self,
+        name: str,
+        kind: str,
+        kept: float,
+        *,
+        flop: float = 0.0,
+        tensors: list[tuple[str, int]] | None = None,
+    ) -> Layer:
+        """A layer that keeps ``kept`` values of each token, with tensors by their parameters."""
+        return Layer(
+            name=name,
+            kind=kind,
+            tensors=tuple(
+                Tensor(f"{name}.{part}", PARAMETER_BYTES * count) for part, count in tensors or ()
+            ),
+            forward_flop=flop,
+            activation_bytes=self.element * kept * self.tokens,
+        )
+
+    def linear(self, name: str, width: int, out: int) -> Layer:
+        """A product with a matrix of ``width`` times ``out``; its output is kept."""
+        tensors = [("weight", width * out)] + ([("bias", out)] if self.decoder.biases else [])
+        flop = 2.0 * self.tokens * width * out
+        return self.layer(name, "linear", out, flop=flop, tensors=tensors)
+
+    def norm(self, name: str) -> Layer:
+        """A norm over the residual stream."""
+        h = self.decoder.hidden
+        tensors = [("weight", h)] + ([("bias", h)] if self.decoder.biases else [])
+        return self.layer(name, "layernorm", h, tensors=tensors)
+
+    def block(self, name: str, h: int, inner: int) -> list[Layer]:
+        """The layers of a block: attention, then feed-forward, each behind a norm."""
+        out = 2 * inner if self.decoder.gated else inner
+        scores = 4.0 * self.tokens**2 * h
+        return [
+            self.norm(f"{name}norm_1"),
+            self.linear(f"{name}attention.qkv", h, h + 2 * self.decoder.kv_width),
+            self.layer(f"{name}attention.scores", "attention", h, flop=scores),
+            self.linear(f"{name}attention.out", h, h),
+            self.layer(f"{name}sum_1", "sum", h),
+            self.norm(f"{name}norm_2"),
+            self.linear(f"{name}feed_forward.up", h, out),
+            self.layer(f"{name}feed_forward.activation", "activation", inner),
+            self.linear(f"{name}feed_forward.down", inner, h),
+            self.layer(f"{name}sum_2", "sum", h),
+        ]

@@ -1,0 +1,327 @@
+"""Language models: layers from dimensions, estimated times, checkpointing and accumulation."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from perfmodel import InputError, make_job, predict
+from perfmodel.cli import cli
+from perfmodel.inputs import catalogue, language_estimate
+from perfmodel.inputs.decoder import Decoder
+from perfmodel.inputs.decoder_layers import layers_of
+from perfmodel.inputs.job import read_job
+from perfmodel.inputs.passes import accumulated, checkpointed
+from perfmodel.inputs.workload import Workload, WorkloadLayer
+
+PUBLISHED = {
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "llama-1b": 1_235_814_400,
+    "llama-3b": 3_212_749_824,
+    "llama-7b": 6_738_415_616,
+    "llama-8b": 8_030_261_248,
+    "llama-13b": 13_015_864_320,
+    "llama-70b": 68_976_648_192,
+    "mpt-7b": 6_658_859_008,
+    "mpt-30b": 29_975_214_080,
+}
+"""Parameters, as model cards count them."""
+
+TINY = Decoder(hidden=4, blocks=2, heads=2, vocabulary=10, sequence_length=3, positions=8)
+
+
+def workload(name: str = "llama-7b", device: str = "a100-80", **given: Any) -> Workload:
+    return catalogue.workload(catalogue.model(name), device_name=device, **given)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    decoder = catalogue.model(name).decoder
+    assert decoder is not None
+    assert decoder.parameters(decoder.sequence_length) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ["llama-8b", "mpt-125m", "gpt2-xl"])
+def test_layers_have_all_parameters(name: str) -> None:
+    decoder = catalogue.model(name).decoder
+    assert decoder is not None
+    layers = layers_of(decoder, 512, "mixed")
+    assert sum(t.bytes for la in layers for t in la.tensors) == 4 * decoder.parameters(512)
+
+
+def test_dimensions_agree_with_the_layers_that_were_recorded() -> None:
+    """Of GPT-2 small from transformers: same tensors, and same products in the blocks."""
+    profile = catalogue.model("gpt2-small")
+    assert profile.decoder is not None
+    made = layers_of(profile.decoder, 128, "float32")
+    recorded = [t.bytes for layer in profile.layers for t in layer.tensors]
+    assert sorted(t.bytes for layer in made for t in layer.tensors) == sorted(recorded)
+    products = sum(la.forward_flop for la in profile.layers if la.kind == "conv1d")
+    blocks = [la for la in made if la.name.startswith("blocks.")]
+    assert sum(la.forward_flop for la in blocks) == pytest.approx(products, rel=1e-6)
+
+
+def test_a_tiny_model_by_hand() -> None:
+    """3 tokens, width 4: products of a block 2 * 3 * 12 * 4**2, attention 4 * 3**2 * 4."""
+    layers = layers_of(TINY, 3, "float32")
+    flop = sum(layer.forward_flop for layer in layers)
+    assert flop == 2 * (2 * 3 * 12 * 16 + 4 * 9 * 4) + 2 * 3 * 4 * 10
+    kept = 2 * (1 + 3 + 1 + 1 + 1 + 1 + 4 + 4 + 1 + 1) * 4 + 3 * 4 + 2 * 10
+    assert sum(layer.activation_bytes for layer in layers) == 4 * 3 * kept
+    assert TINY.parameters(3) == 2 * (12 * 16 + 13 * 4) + 4 * (10 + 8) + 2 * 4
+
+
+def test_canary_a_wrong_count_is_seen() -> None:
+    assert TINY.parameters(3) != 2 * (12 * 16 + 13 * 4) + 4 * (10 + 8)
+
+
+def test_sixteen_bits_halve_activations_but_not_the_loss() -> None:
+    full, half = (layers_of(TINY, 3, name) for name in ("float32", "mixed"))
+    for a, b in zip(full, half, strict=True):
+        assert b.activation_bytes == a.activation_bytes / (1 if a.kind == "loss" else 2)
+        assert b.tensors == a.tensors
+
+
+def test_attention_grows_with_the_square_of_the_length_and_the_rest_with_the_length() -> None:
+    short, long = (layers_of(TINY, length, "mixed") for length in (2, 8))
+    for a, b in zip(short, long, strict=True):
+        assert b.forward_flop == a.forward_flop * (16 if a.kind == "attention" else 4)
+        assert b.activation_bytes == 4 * a.activation_bytes
+
+
+def test_longer_sequences_take_longer_and_need_more_memory() -> None:
+    short, long = (workload(sequence_length=length) for length in (2048, 4096))
+    assert 2.0 < long.forward_s / short.forward_s < 2.2
+    assert long.activation_bytes == 2 * short.activation_bytes
+    assert (short.sequence_length, long.sequence_length) == (2048, 4096)
+    assert short.optimizer_s == long.optimizer_s
+
+
+@pytest.mark.parametrize("device", ["a100-80", "h100"])
+def test_a_step_has_the_utilisation_that_was_published(device: str) -> None:
+    """Of the figure in the middle: the estimate for its own model is near it."""
+    place = catalogue.device(device)
+    figures = sorted(
+        place.language_models,
+        key=lambda f: language_estimate.efficiency(place, f, catalogue._decoder),
+    )
+    figure = figures[len(figures) // 2]
+    w = workload(figure.model, device, sequence_length=figure.sequence_length)
+    decoder = catalogue.model(figure.model).decoder
+    assert decoder is not None
+    tokens = w.batch_size * figure.sequence_length
+    flop = tokens * decoder.model_flop(figure.sequence_length)
+    reached = flop / (w.forward_s + w.backward_s) / place.peak("mixed")
+    assert reached == pytest.approx(figure.utilisation, rel=0.05)
+    assert w.quality == "estimated"
+
+
+def test_other_memory_of_the_same_chip_has_its_figures_and_another_chip_a_wider_error() -> None:
+    same, other, single = (workload(device=name) for name in ("h200", "l40s", "v100"))
+    assert same.error_fraction == language_estimate.OWN_ERROR
+    assert other.error_fraction == language_estimate.OTHER_ERROR
+    assert single.error_fraction == language_estimate.SINGLE_ERROR
+    assert same.forward_s <= workload(device="h100").forward_s
+
+
+def efficiencies() -> dict[str, list[float]]:
+    """Of all published figures, by device."""
+    return {
+        name: [language_estimate.efficiency(place, f, catalogue._decoder) for f in figures]
+        for name in catalogue.device_names()
+        if (figures := (place := catalogue.device(name)).language_models)
+    }
+
+
+def off(found: float, expected: float) -> float:
+    """Factor less one."""
+    return float(np.exp(abs(np.log(found / expected)))) - 1.0
+
+
+def test_errors_are_those_of_the_shipped_figures() -> None:
+    """The constants follow from the device files: nothing else was looked at."""
+    found = efficiencies()
+    several = [each for each in found.values() if len(each) > 1]
+    own = [
+        off(x, float(np.median(each[:i] + each[i + 1 :])))
+        for each in several
+        for i, x in enumerate(each)
+    ]
+    pairs = [off(x, y) for each in several for x, y in itertools.permutations(each, 2)]
+    other = [
+        off(x, float(np.median([np.median(v) for k, v in found.items() if k != name])))
+        for name, each in found.items()
+        for x in each
+    ]
+    assert (len(own), len(pairs), len(other)) == (17, 168, 18)
+    assert round(float(np.quantile(own, 0.9)), 2) == language_estimate.OWN_ERROR
+    assert round(float(np.quantile(pairs, 0.9)), 2) == language_estimate.SINGLE_ERROR
+    assert round(max(other), 2) == language_estimate.OTHER_ERROR
+
+
+def test_a_short_step_is_that_of_its_launches() -> None:
+    w = workload("gpt2-small", "h100", batch_size=1, sequence_length=16)
+    assert w.forward_s + w.backward_s == pytest.approx(language_estimate.LAUNCH_S * w.tensors)
+    assert "launches of operations" in {a.name for a in w.assumptions}
+
+
+def test_defaults_are_said() -> None:
+    w = catalogue.workload(catalogue.model("gpt2-xl"))
+    said = {a.name: a.value for a in w.assumptions}
+    assert (w.device, w.precision) == ("h100", "mixed")
+    assert (said["device"], said["precision"], said["batch_size"]) == ("h100", "mixed", 8)
+    assert workload("gpt2-xl", "p100").precision == "float32"
+
+
+def test_measured_timings_are_used_at_their_length_only() -> None:
+    profile = catalogue.model("gpt2-small")
+    assert catalogue.workload(profile).quality == "measured"
+    with pytest.raises(InputError, match=r"precision: .* has no mixed"):
+        catalogue.workload(profile, device_name="k80", precision="mixed", sequence_length=64)
+    longer = catalogue.workload(profile, device_name="cpu-epyc-2core", sequence_length=256)
+    assert longer.quality == "estimated"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"model": "gpt2-xl", "sequence_length": 2048}, "2048 tokens, but the model has 1024"),
+        ({"model": "gpt2-xl", "sequence_length": 0}, "sequence_length: must be at least 1, got 0"),
+        ({"model": "resnet50", "sequence_length": 9}, "resnet50 is not described as a language"),
+        ({"model": "alexnet", "activation_checkpointing": True}, "are in no blocks"),
+        ({"model": "gpt2-xl", "accumulation": 0}, "accumulation: must be at least 1, got 0"),
+        ({"model": "gpt2-xl", "batch_size": 6, "accumulation": 4}, "do not make 4 equal passes"),
+        ({"model": "gpt2-xl", "device": "h10"}, "did you mean 'h100'"),
+    ],
+)
+def test_mistakes_are_one_clear_line(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(text)):
+        make_job(**given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"heads": 3}, "heads: 3 do not share a width of 4 evenly"),
+        ({"kv_heads": 4}, "kv_heads: 2 heads do not share 4 evenly"),
+        ({"positions": 2}, "3 tokens, but the model has 2 positions"),
+        ({"blocks": 0}, "blocks: must be at least 1, got 0"),
+    ],
+)
+def test_dimensions_fit_together(changed: dict[str, Any], text: str) -> None:
+    given = {name: getattr(TINY, name) for name in TINY.__struct_fields__}
+    with pytest.raises(InputError, match=re.escape(text)):
+        Decoder(**given | changed)
+
+
+LAYERS = [
+    WorkloadLayer("embed", 1.0, 1.0, (8.0,), 100.0),
+    *(
+        WorkloadLayer(f"blocks.{i}.{part}", 2.0, 4.0, (8.0,), size)
+        for i in range(3)
+        for part, size in (("a", 50.0), ("b", 10.0))
+    ),
+]
+
+
+def test_checkpointing_by_hand() -> None:
+    """Three blocks of two layers of 2 s: 12 s again; 100 + 3 * 10 + (50 + 10) bytes are kept."""
+    plain = msgspec.structs.replace(Workload.of("three", LAYERS), activation_bytes=280.0)
+    again = checkpointed(plain)
+    assert (again.forward_s, again.backward_s) == (13.0, 25.0 + 12.0)
+    assert again.activation_bytes == 190.0
+    assert [layer.backward_s for layer in again.layers] == [1.0, *[6.0] * 6]
+
+
+def test_checkpointing_costs_a_third_and_saves_memory() -> None:
+    plain, again = workload(), workload(activation_checkpointing=True)
+    ratio = (again.forward_s + again.backward_s) / (plain.forward_s + plain.backward_s)
+    assert 1.31 < ratio < 4 / 3
+    assert again.activation_bytes < plain.activation_bytes / 5
+
+
+def test_accumulation_by_hand() -> None:
+    """Four passes of 13 s and 25 s, three of them before the one that sends."""
+    whole = accumulated(Workload.of("three", LAYERS, batch_size=2), 4)
+    assert whole.batch_size == 8
+    assert whole.layers[0].forward_s == 1.0 + 3 * 38.0
+    assert (whole.forward_s, whole.backward_s) == (13.0 + 3 * 38.0, 25.0)
+
+
+def test_accumulation_hides_the_network() -> None:
+    """The same samples by four passes: as much computing, a quarter of the gradients sent."""
+    given: dict[str, Any] = {
+        "model": "gpt2-xl", "device": "a100", "workers": 4, "arch": "allreduce", "cluster":
+        "ethernet-10g", "sequence_length": 512,
+    }  # fmt: skip
+    each = predict(make_job(**given, batch_size=4))
+    whole = predict(make_job(**given, batch_size=16, accumulation=4))
+    assert whole.exposed_communication_s == pytest.approx(each.exposed_communication_s, rel=0.05)
+    assert whole.throughput_samples_per_s > 2 * each.throughput_samples_per_s
+    assert whole.memory.worker_bytes == each.memory.worker_bytes
+
+
+def test_sharded_training_sends_sixteen_bits_where_it_computes_with_them() -> None:
+    given: dict[str, Any] = {
+        "model": "llama-1b", "device": "a100-80", "workers": 4, "arch": "fsdp", "cluster":
+        "ethernet-10g", "batch_size": 1,
+    }  # fmt: skip
+    low = predict(make_job(**given))
+    full = predict(make_job(**given, options={"mixed_precision": False}))
+    assert 1.7 < full.exposed_communication_s / low.exposed_communication_s < 2.3
+    assert low.memory.worker_bytes < full.memory.worker_bytes
+
+
+def test_70b_fits_on_many_but_not_on_one() -> None:
+    given: dict[str, Any] = {
+        "model": "llama-70b", "device": "h100", "arch": "fsdp", "batch_size": 1,
+        "activation_checkpointing": True,
+    }  # fmt: skip
+    needs = {n: predict(make_job(**given, workers=n), fidelity="coarse").memory for n in (8, 64)}
+    assert needs[64].device_bytes is not None
+    assert needs[64].worker_bytes < needs[64].device_bytes < needs[8].worker_bytes
+
+
+def test_a_resolved_workload_cannot_be_changed() -> None:
+    done = workload("gpt2-xl")
+    with pytest.raises(InputError, match="sequence_length: the workload is already resolved"):
+        make_job(workload=done, sequence_length=512)
+    assert make_job(workload=done, sequence_length=1024).workload is done
+
+
+def test_flags_a_job_file_and_python_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(
+        'schema = "perfmodel.job/1"\nmodel = "llama-1b"\ndevice = "h200"\narch = "fsdp"\n'
+        "workers = 4\nbatch_size = 4\nsequence_length = 1024\nactivation_checkpointing = true\n"
+        "accumulation = 2\n"
+    )
+    flags = "--model llama-1b --device h200 --arch fsdp --workers 4 --batch-size 4"
+    flags += " --sequence-length 1024 --activation-checkpointing --accumulation 2"
+    made = predict(make_job(**read_job(tmp_path / "job.toml")))
+    for words in (flags.split(), ["--job", str(tmp_path / "job.toml")]):
+        done = CliRunner().invoke(cli, ["predict", *words, "--json"])
+        assert done.exit_code == 0, done.output
+        said = json.loads(done.stdout)
+        assert said["throughput_samples_per_s"] == made.throughput_samples_per_s
+        assert said["sequence_length"] == 1024
+        assert any(note.startswith("accumulation: ") for note in said["notes"])
+
+
+def test_a_sweep_goes_over_lengths() -> None:
+    words = "--model gpt2-xl --arch ring --workers 2 --sequence-length 256,512 --csv -"
+    done = CliRunner().invoke(cli, ["sweep", *words.split()])
+    assert done.exit_code == 0, done.output
+    header, *lines = csv.reader(done.stdout.splitlines())
+    column = header.index("sequence_length")
+    assert [line[column] for line in lines] == ["256", "512"]
