@@ -42,6 +42,8 @@ def _model_line(profile: Profile) -> str:
     others = [d for d in profile.devices if d not in measured]
     if profile.decoder is not None and not profile.timings:
         return f"{profile.title} or others"
+    if not profile.timings:
+        return f"{profile.title}; estimated for every device"
     line = f"{profile.title}; measured on {', '.join(measured) or 'no device'}"
     return line + (f"; published for {', '.join(others)}" if others else "")
 
