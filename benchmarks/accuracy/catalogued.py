@@ -45,7 +45,8 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A measured throughput of all devices together, in samples of the model.
 
-    ``batch_size`` is that of a device in such samples; None where the table does not say.
+    ``batch_size`` is that of a device and a pass in such samples, None where the table does not
+    say; ``passes`` are those before an update.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     samples_per_s: float
     batch_size: int | None = None
-    group: str = ""
+    passes: int = 1
 
 
 STEPS = 10
@@ -74,7 +75,8 @@ def runs(source: str, rows: Iterable[Row], left_out: Mapping[str, int]) -> list[
     found, counts = [], collections.Counter(left_out)
     jobs: dict[tuple[Any, ...], Job] = {}
     for row in rows:
-        key = (id(row.task), row.machine, row.precision, row.workers, row.batch_size)
+        key = row.task.model, str(row.task), row.machine, row.precision, row.workers
+        key = (*key, row.batch_size, row.passes)
         try:
             job = jobs[key] = jobs[key] if key in jobs else job_of(row)
         except InputError as error:
@@ -90,9 +92,8 @@ def runs(source: str, rows: Iterable[Row], left_out: Mapping[str, int]) -> list[
         kind = "one" if row.workers == 1 else "several" if nodes == 1 else "nodes"
         pool = f"{source}/{kind}"
         step_s = row.workers * job.workload.batch_size / row.samples_per_s
-        found.append(
-            Run(f"{pool}/{row.group or row.task.model}", row.name, job, step_s, pools=(pool, source))
-        )
+        name = f"{pool}/{row.task.model}"
+        found.append(Run(name, row.name, job, step_s, pools=(pool, source)))
     for why, count in sorted(counts.items()):
         click.echo(f"{count} rows left out: {why}", err=True)
     return found
@@ -110,12 +111,14 @@ def job_of(row: Row) -> Job:
     cluster = None if name is None else catalogue.cluster(name)
     if cluster is not None and machine.devices_per_node:
         cluster = msgspec.structs.replace(cluster, devices_per_node=machine.devices_per_node)
+    whole = row.batch_size and row.batch_size * row.passes
     options = row.task.options | (row.task.mixed if row.precision == "mixed" else {})
     return make_job(
         model=row.task.model,
         device=machine.device,
         precision=row.precision,
-        batch_size=row.batch_size,
+        batch_size=whole,
+        accumulation=row.passes,
         cluster=cluster,
         workers=row.workers,
         arch="allreduce",
