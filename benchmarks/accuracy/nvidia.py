@@ -94,7 +94,7 @@ def _size(text: str, mixed: bool) -> float | None:
     >>> [_size("Batch Size / GPU=128 (FP32) / 256 (AMP)", mixed) for mixed in (True, False)]
     [256.0, 128.0]
     """
-    title, _, given = text.rpartition("=")
+    given = text.rpartition("=")[2]
     numbers = re.findall(r"\d{1,3}(?:,\d{3})+|\d+", re.sub(r"\([^)]*\)", "", given))
     sizes = [float(number.replace(",", "")) for number in numbers]
     if len(sizes) < 2:

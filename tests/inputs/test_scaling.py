@@ -352,6 +352,7 @@ def outside(cases: Sequence[benchmark.Case], bands: dict[str, float]) -> list[st
     ]
 
 
+@pytest.mark.slow
 def test_the_stated_errors_of_devices_hold_for_the_catalogue() -> None:
     cases = list(benchmark.devices())
     assert outside(cases, BANDS) == []
