@@ -60,7 +60,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 STEPS = 10
-"""Fewest steps of an epoch whose throughput counts: it is that of a whole epoch, and of its start."""
+"""Fewest steps of an epoch whose throughput counts; that of fewer is of its start and its end."""
 
 FEW = f"an epoch has fewer than {STEPS} steps"
 LISTED = "one device, listed in the catalogue"
@@ -69,8 +69,9 @@ LISTED = "one device, listed in the catalogue"
 def runs(source: str, rows: Iterable[Row], left_out: Mapping[str, int]) -> list[Run]:
     """The rows as runs, each of a job; what is left out, and how often, is said on standard error.
 
-    Rows of one device whose timing is in the catalogue are no predictions. Groups are *one* for
-    other rows of one device, *several*, and *nodes* where a job has several nodes.
+    Rows of one device whose timing is in the catalogue are no predictions. Groups are *none* (for
+    all, as nothing is fitted), *one* for other rows of one device, *several* for those of several
+    devices of a node, and *nodes*.
     """
     found, counts = [], collections.Counter(left_out)
     jobs: dict[tuple[Any, ...], Job] = {}
@@ -90,13 +91,18 @@ def runs(source: str, rows: Iterable[Row], left_out: Mapping[str, int]) -> list[
             continue
         nodes = job.cluster.nodes_for(row.workers)
         kind = "one" if row.workers == 1 else "several" if nodes == 1 else "nodes"
-        pool = f"{source}/{kind}"
+        pools = (f"{source}/{kind}", f"{source}/none")
         step_s = row.workers * job.workload.batch_size / row.samples_per_s
-        name = f"{pool}/{row.task.model}"
-        found.append(Run(name, row.name, job, step_s, pools=(pool, source)))
-    for why, count in sorted(counts.items()):
-        click.echo(f"{count} rows left out: {why}", err=True)
+        group = f"{pools[0]}/{row.task.model}"
+        found.append(Run(group, row.name, job, step_s, pools=pools))
+    say(counts)
     return found
+
+
+def say(left_out: Mapping[str, int]) -> None:
+    """Say on standard error how many rows are left out, and why."""
+    for why, count in sorted(left_out.items()):
+        click.echo(f"{count} rows left out: {why}", err=True)
 
 
 def job_of(row: Row) -> Job:
