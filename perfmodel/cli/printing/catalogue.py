@@ -16,6 +16,9 @@ from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.options import described
 from perfmodel.inputs.profile import Profile
 
+MOST_DEVICES = 5
+"""Most devices with published figures that a listing names for a model."""
+
 
 def listing(kinds: Sequence[str]) -> None:
     """Print the entries of each kind."""
@@ -44,7 +47,9 @@ def _model_line(profile: Profile) -> str:
         return f"{profile.title} or others"
     if not profile.timings:
         return f"{profile.title}; estimated for every device"
-    line = f"{profile.title}; measured on {', '.join(measured) or 'no device'}"
+    line = profile.title + (f"; measured on {', '.join(measured)}" if measured else "")
+    if len(others) > MOST_DEVICES:
+        others[MOST_DEVICES - 1 :] = [f"{len(others) - MOST_DEVICES + 1} others"]
     return line + (f"; published for {', '.join(others)}" if others else "")
 
 
