@@ -115,7 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("models", nargs="+", choices=sorted(MODELS))
     parser.add_argument("--output", type=Path, default=Path("profiles/models"))
     asked = parser.parse_args(arguments)
-    libraries._import_torchvision()  # outside of the meta device
     for name in asked.models:
         path = asked.output / f"{name}.json"
         profile = recorded(name)
@@ -127,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def recorded(name: str) -> Profile:
     """The profile of a model of :data:`MODELS`, without timings."""
+    libraries._import_torchvision()  # outside of the meta device, and before networks do
     model = MODELS[name]
     with torch.device("meta"):
         built = libraries.build(model.spec)
