@@ -1,0 +1,228 @@
+"""Where work is done: in this process, in others of this machine, or on a Dask cluster.
+
+Studies submit work to a :class:`concurrent.futures.Executor`, so any other that a program has will
+do as well.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+)
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.foreign import said
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+ALONE_S = 2.0
+"""Seconds that work is done in this process before others are started, unless a number of processes
+is given. Starting them takes half a second of every core."""
+
+MOST_PROCESSES = 1024
+"""Processes on one machine; a limit that catches typing errors."""
+
+CONNECT_S = 5
+"""Seconds in which a Dask scheduler has to answer."""
+
+
+class InLine(Executor):
+    """Does work when it is submitted, in the thread that submits it."""
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """The finished work."""
+        done: Future[R] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+class Processes(Executor):
+    """Processes of this machine, started when there is work, which end when this one does.
+
+    For the first ``alone_s`` seconds work is done in this process instead, as :class:`InLine` does.
+    As a context that is left by an exception, the keyboard's interrupt for one, it ends the
+    processes with what they are doing.
+
+    Raises
+    ------
+    InputError : ``count`` is no number of processes.
+    """
+
+    def __init__(self, count: int, alone_s: float = 0.0) -> None:
+        self._count = whole_number("processes", count, at_most=MOST_PROCESSES)
+        self._alone_s = alone_s
+        self._begin: float | None = None
+        self._pool: ProcessPoolExecutor | None = None
+        self._alive: Connection | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def here(self) -> bool:
+        """Whether work that is submitted now is done in this process."""
+        if self._begin is None:
+            self._begin = time.monotonic()
+        return self._count == 1 or time.monotonic() - self._begin < self._alone_s
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """Work that one of the processes does, or that is finished."""
+        if self.here:
+            return InLine().submit(fn, *args, **kwargs)
+        with self._lock:
+            pool = self._pool or self._started()
+        return pool.submit(fn, *args, **kwargs)
+
+    def _started(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        watched, self._alive = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(
+            self._count, mp_context=context, initializer=_end_with, initargs=(watched,)
+        )
+        return self._pool
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes after their work, or at once with ``cancel_futures``."""
+        if self._pool is not None and self._alive is not None:
+            if cancel_futures:
+                self._alive.close()
+            self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.shutdown(cancel_futures=kind is not None)
+
+
+def _end_with(watched: Connection) -> None:
+    """Have this process end when the other end of a pipe is closed, as by the end of its parent.
+
+    The keyboard's interrupt goes to all processes of a terminal; the parent alone heeds it.
+    """
+
+    def wait() -> None:
+        with suppress(EOFError, OSError):
+            watched.recv_bytes()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def opened(processes: int | None, dask: str | None) -> Iterator[Executor]:
+    """The executor that a user asks for.
+
+    Parameters
+    ----------
+    processes : of this machine; None for as many as there are cores, once the work has taken
+        :data:`ALONE_S` seconds.
+    dask : address of the scheduler of a running Dask cluster, instead of processes.
+
+    Raises
+    ------
+    InputError : both are given, there is no such number of processes or no scheduler at that
+        address, or Dask is not installed.
+    """
+    if dask is not None:
+        if processes is not None:
+            raise InputError("--jobs and --dask: give one of them")
+        with _dask(dask) as executor:
+            yield executor
+        return
+    own = Processes(usable_cores(), ALONE_S) if processes is None else Processes(processes)
+    with own as executor:
+        yield executor
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Executor]:
+    """A Dask cluster as executor."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise InputError("--dask: needs Dask: pip install 'perfmodel[dask]'") from None
+    try:
+        client = Client(address, timeout=CONNECT_S, set_as_default=False)
+    except Exception as error:
+        raise InputError(f"--dask: no Dask scheduler at {address!r}: {said(error)}") from None
+    with client:
+        yield client.get_executor(pure=False)
+
+
+def elsewhere(executor: Executor) -> bool:
+    """Whether an executor does work at the same time as this thread."""
+    if isinstance(executor, Processes):
+        return not executor.here
+    return not isinstance(executor, InLine)
+
+
+def completed(
+    executor: Executor, function: Callable[[A], R], work: Iterable[A]
+) -> Iterator[tuple[int, R]]:
+    """Results of a function in the order in which they come, each with its place in ``work``.
+
+    Raises
+    ------
+    InputError : what does the work has broken down.
+    Exception : as the function raises it.
+    """
+    done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
+    places: dict[Future[R], int] = {}
+    try:
+        for place, each in enumerate(work):
+            future = executor.submit(function, each)
+            places[future] = place
+            future.add_done_callback(done.put)
+            while not done.empty():
+                future = done.get()
+                yield places.pop(future), result(future)
+        while places:
+            future = done.get()
+            yield places.pop(future), result(future)
+    except BrokenExecutor:  # also by submit
+        raise _broken() from None
+    finally:
+        for future in places:
+            future.cancel()
+
+
+def result(future: Future[R]) -> R:
+    """Result of submitted work.
+
+    Raises
+    ------
+    InputError : what does the work has broken down.
+    Exception : as the work raises it.
+    """
+    try:
+        return future.result()
+    except BrokenExecutor:
+        raise _broken() from None
+    except CancelledError:
+        raise InputError("work was cancelled: the scheduler has gone, or has dropped it") from None
+
+
+def _broken() -> InputError:
+    return InputError("a process that predicts has ended; is there enough memory?")
