@@ -116,7 +116,7 @@ executor_options = all_of(
             "processes",
             type=int,
             metavar="N",
-            help="Processes of this machine.  [default: one; all cores after 2 s]",
+            help="Processes of this machine.  [default: one; all cores after 5 s]",
         ),
         click.option(
             "--dask",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
-import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,7 +10,6 @@ import msgspec
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
-from perfmodel.predicting.installation import fingerprint
 from perfmodel.results.prediction import Prediction
 
 Answer = Prediction | InputError
@@ -23,47 +20,18 @@ COARSE_JOBS, MOST_JOBS, LEAST_CHUNKS = 256, 16, 64
 there would not be so many chunks."""
 
 
-class Chunk:
-    """Jobs that are predicted together, and how: the arguments of :func:`perfmodel.predict`.
+class Chunk(NamedTuple):
+    """Jobs that are predicted together, and how: arguments of :func:`perfmodel.predict`.
 
-    To other processes it goes as :class:`Sent`. Jobs are values: nothing else is read there.
+    Jobs are values: no file is read where they are predicted.
     """
 
-    def __init__(self, jobs: Sequence[Job], how: Mapping[str, Any]) -> None:
-        self.jobs, self.how = tuple(jobs), dict(how)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Sent, (fingerprint(), pickle.dumps((self.jobs, self.how)))
-
-    def opened(self) -> Chunk:
-        """The chunk itself."""
-        return self
+    jobs: tuple[Job, ...]
+    how: Mapping[str, Any]
 
 
-class Sent(NamedTuple):
-    """A chunk on its way, which is read only by the installation that has written it."""
-
-    client: str
-    pickled: bytes
-
-    def opened(self) -> Chunk:
-        """The chunk.
-
-        Raises
-        ------
-        InputError : this is another installation.
-        """
-        if fingerprint() != self.client:
-            raise InputError(
-                f"worker {platform.node()} has {fingerprint()}, and the client {self.client}: "
-                "install the same on both"
-            )
-        return Chunk(*pickle.loads(self.pickled))
-
-
-def predicted(sent: Chunk | Sent) -> list[Answer]:
+def predicted(chunk: Chunk) -> list[Answer]:
     """The answer to each job of a chunk."""
-    chunk = sent.opened()
     return [_answer(job, chunk.how) for job in chunk.jobs]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
+import platform
 import queue
 import signal
 import threading
@@ -22,17 +24,18 @@ from concurrent.futures import (
 )
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.foreign import said
+from perfmodel.predicting.installation import fingerprint
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-ALONE_S = 2.0
+ALONE_S = 5.0
 """Seconds that work is done in this process before others are started, unless a number of processes
-is given. Starting them takes half a second of every core."""
+is given. Starting them takes half a second to a second of every core."""
 
 MOST_PROCESSES = 1024
 """Processes on one machine; a limit that catches typing errors."""
@@ -178,6 +181,51 @@ def elsewhere(executor: Executor) -> bool:
     return not isinstance(executor, InLine)
 
 
+class Task(Generic[A, R]):
+    """A function and its argument. To other processes it goes as :class:`Sent`."""
+
+    def __init__(self, function: Callable[[A], R], argument: A) -> None:
+        self.function, self.argument = function, argument
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sent, (fingerprint(), pickle.dumps((self.function, self.argument)))
+
+    def run(self) -> R:
+        """The function's value."""
+        return self.function(self.argument)
+
+
+class Sent(NamedTuple):
+    """A task on its way, which is read only by the installation that has written it."""
+
+    client: str
+    pickled: bytes
+
+    def run(self) -> Any:
+        """The function's value.
+
+        Raises
+        ------
+        InputError : this is another installation.
+        """
+        if fingerprint() != self.client:
+            raise InputError(
+                f"worker {platform.node()} has {fingerprint()}, and the client {self.client}: "
+                "install the same on both"
+            )
+        function, argument = pickle.loads(self.pickled)
+        return function(argument)
+
+
+def _run(task: Task[Any, Any] | Sent) -> Any:
+    return task.run()
+
+
+def submitted(executor: Executor, function: Callable[[A], R], argument: A) -> Future[R]:
+    """Have an executor call a function of a module; see :func:`result`."""
+    return executor.submit(_run, Task(function, argument))
+
+
 def completed(
     executor: Executor, function: Callable[[A], R], work: Iterable[A]
 ) -> Iterator[tuple[int, R]]:
@@ -185,14 +233,14 @@ def completed(
 
     Raises
     ------
-    InputError : what does the work has broken down.
+    InputError : what does the work has broken down, or has another version.
     Exception : as the function raises it.
     """
     done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
     places: dict[Future[R], int] = {}
     try:
         for place, each in enumerate(work):
-            future = executor.submit(function, each)
+            future = submitted(executor, function, each)
             places[future] = place
             future.add_done_callback(done.put)
             while not done.empty():
@@ -201,7 +249,7 @@ def completed(
         while places:
             future = done.get()
             yield places.pop(future), result(future)
-    except BrokenExecutor:  # also by submit
+    except BrokenExecutor:  # by submit
         raise _broken() from None
     finally:
         for future in places:
@@ -213,7 +261,7 @@ def result(future: Future[R]) -> R:
 
     Raises
     ------
-    InputError : what does the work has broken down.
+    InputError : what does the work has broken down, or has another version.
     Exception : as the work raises it.
     """
     try:

@@ -7,6 +7,7 @@ simulates them until no other can be better, given the error bands of the formul
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import gains
 from perfmodel.studies.advice import advise
+from perfmodel.studies.executors import InLine
 from perfmodel.studies.plan_search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
 from perfmodel.studies.plan_space import Axes, none_left, space
 from perfmodel.studies.plans import Candidate, Lever, Plan, Price, Trade
@@ -50,6 +52,7 @@ def plan(
     top: int = 10,
     fidelity: Literal["auto", "coarse"] = "auto",
     max_ops: float = MAX_OPS,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     **varied: Any,
 ) -> Plan:
@@ -71,6 +74,7 @@ def plan(
     top : candidates of the ranked list.
     fidelity : *auto* simulates the best until their order is settled; *coarse* never does.
     max_ops : operations that the simulation of one candidate may take.
+    executor : evaluates and simulates, see :func:`perfmodel.sweep`; the plan does not depend on it.
     progress : called with (done, most) while candidates are predicted.
     varied : ``arch``, ``workers``, ``servers``, ``batch_size``, ``precision``: a value or a list;
         ``options`` of which each may be a list; ``jitter`` and ``seed``.
@@ -90,6 +94,7 @@ def plan(
     if fidelity not in ("auto", "coarse"):
         raise unknown_name("fidelity", fidelity, ("auto", "coarse"))
     limits = limits or PlanLimits()
+    executor = executor or InLine()
     goal = _goal(objective, limits, dataset_size, epochs)
     whole_number("top", top, at_most=MOST_CONSIDERED)
     rows, out = instances.choose(
@@ -110,8 +115,9 @@ def plan(
         homes=[(row, row.price(spot) or 0.0) for row in homes],
         most_workers=limits.max_workers,
         common=common,
+        executor=executor,
     )
-    search = Search(goal, among, common, max_ops, progress)
+    search = Search(goal, among, common, max_ops, executor, progress)
     search.settle(simulate=fidelity == "auto", top=top)
     return _answer(search, profile, top, out)
 
