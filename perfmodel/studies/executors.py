@@ -6,6 +6,8 @@ do as well.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import multiprocessing
 import os
 import pickle
@@ -14,6 +16,7 @@ import queue
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
     BrokenExecutor,
@@ -26,7 +29,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.errors import InputError, PerfmodelWarning, whole_number
 from perfmodel.base.foreign import said
 from perfmodel.predicting.installation import fingerprint
 
@@ -166,12 +169,48 @@ def _dask(address: str) -> Iterator[Executor]:
         from distributed import Client
     except ImportError:
         raise InputError("--dask: needs Dask: pip install 'perfmodel[dask]'") from None
-    try:
-        client = Client(address, timeout=CONNECT_S, set_as_default=False)
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, too
+    try:  # a client that fails to connect says so again, at length, when the process ends
+        found = asyncio.run(asyncio.wait_for(_identity(address), CONNECT_S))
     except Exception as error:
-        raise InputError(f"--dask: no Dask scheduler at {address!r}: {said(error)}") from None
-    with client:
+        why = said(error) if str(error) else f"no answer in {CONNECT_S} s"
+        raise InputError(f"--dask: no Dask scheduler at {address!r}: {why}") from None
+    if found != "Scheduler":
+        raise InputError(f"--dask: {address!r} is a {found} of Dask, not its scheduler")
+    with Client(address, timeout=CONNECT_S, set_as_default=False) as client:
+        # by a built-in function: a worker ends when it gets one of a package that it does not have
+        found = client.run(eval, _FINGERPRINT, on_error="return")
+        for worker, own in found.items():
+            _check(f"--dask: worker {worker}", own)
+        if not found:
+            text = f"the Dask cluster at {address} has no workers yet: waiting for them"
+            warnings.warn(text, PerfmodelWarning, stacklevel=1)
         yield client.get_executor(pure=False)
+
+
+_FINGERPRINT = f"__import__({fingerprint.__module__!r}, fromlist=['*']).fingerprint()"
+
+
+def _check(worker: str, found: str | Exception) -> None:
+    """Refuse a worker with another installation than this one.
+
+    Raises
+    ------
+    InputError : it has another, or none.
+    """
+    own = f"no perfmodel ({said(found)})" if isinstance(found, Exception) else found
+    if own != fingerprint():
+        raise InputError(f"{worker} has {own}, this is {fingerprint()}: install the same on both")
+
+
+async def _identity(address: str) -> str:
+    """What kind of server of Dask answers."""
+    from distributed import Security
+    from distributed.core import rpc
+
+    security = Security().get_connection_args("client")
+    async with rpc(address, timeout=CONNECT_S, connection_args=security) as server:
+        return str((await server.identity())["type"])
 
 
 def elsewhere(executor: Executor) -> bool:
@@ -210,7 +249,7 @@ class Sent(NamedTuple):
         """
         if fingerprint() != self.client:
             raise InputError(
-                f"worker {platform.node()} has {fingerprint()}, and the client {self.client}: "
+                f"worker {platform.node()} has {fingerprint()}, the client {self.client}: "
                 "install the same on both"
             )
         function, argument = pickle.loads(self.pickled)
@@ -270,6 +309,10 @@ def result(future: Future[R]) -> R:
         raise _broken() from None
     except CancelledError:
         raise InputError("work was cancelled: the scheduler has gone, or has dropped it") from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "distributed":
+            raise
+        raise InputError(f"the Dask cluster cannot do the work: {said(error)}") from None
 
 
 def _broken() -> InputError:
