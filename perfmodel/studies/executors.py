@@ -169,7 +169,7 @@ def _dask(address: str) -> Iterator[Executor]:
         from distributed import Client
     except ImportError:
         raise InputError("--dask: needs Dask: pip install 'perfmodel[dask]'") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, too
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # errors are raised, too
     try:  # a client that fails to connect says so again, at length, when the process ends
         found = asyncio.run(asyncio.wait_for(_identity(address), CONNECT_S))
     except Exception as error:

@@ -302,7 +302,7 @@ def test_an_end_leaves_finished_shards_and_no_process(
     out, err = client.communicate(timeout=20.0)
     assert out == ""
     assert (client.returncode, err) == (
-        (130, "perfmodel: interrupted\n") if how is signal.SIGINT else (-how, "")
+        (130, "\nperfmodel: interrupted\n") if how is signal.SIGINT else (-how, "")
     )
     until = time.monotonic() + 20.0
     while any(Path(f"/proc/{each}").exists() for each in own):
