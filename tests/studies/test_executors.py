@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfmodel import InputError, Sweep, make_job, plan, predict, sweep
+from perfmodel import InputError, PlanLimits, Sweep, make_job, plan, predict, sweep
 from perfmodel.cli import cli, main
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.predicting.variants import evaluate
@@ -125,9 +125,10 @@ def test_inputs_and_results_can_be_pickled() -> None:
 
 @pytest.mark.slow
 def test_a_plan_with_many_simulations_is_the_same_in_threads() -> None:
-    asked = {**PLAN, "batch_size": [32, 64, 128], "workers": [], "jitter": 0.1}
+    asked: dict[str, Any] = {"model": "resnet50", "dataset_size": 1281167, "epochs": 90}
+    asked["limits"] = PlanLimits(deadline_s=86400.0)
     alone = plan(**asked)
-    assert alone.simulated > 8
+    assert alone.simulated > 30
     with ThreadPoolExecutor(3) as pool:
         assert plan(**asked, executor=pool) == alone
 
@@ -301,9 +302,11 @@ def test_an_end_leaves_finished_shards_and_no_process(
     client.send_signal(how)
     out, err = client.communicate(timeout=20.0)
     assert out == ""
-    assert (client.returncode, err) == (
-        (130, "\nperfmodel: interrupted\n") if how is signal.SIGINT else (-how, "")
-    )
+    if how is signal.SIGINT:
+        assert (client.returncode, err) == (130, "\nperfmodel: interrupted\n")
+    else:  # Python may mention semaphores that it cleans up
+        assert client.returncode == -how
+        assert "Traceback" not in err
     until = time.monotonic() + 20.0
     while any(Path(f"/proc/{each}").exists() for each in own):
         assert time.monotonic() < until
