@@ -13,7 +13,7 @@ import msgspec
 
 from perfmodel.base import files, tables
 from perfmodel.base.errors import InputError
-from perfmodel.inputs.job import Job
+from perfmodel.inputs.job import Island, Job
 from perfmodel.predicting.installation import fingerprint
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.chunks import Answer, Chunk, predicted, slices
@@ -220,16 +220,26 @@ def _digests(jobs: Sequence[Job]) -> list[bytes]:
 
     def shared(value: Any) -> str:
         if id(value) not in known:
-            known[id(value)] = _digest(msgspec.msgpack.encode(value, enc_hook=float))
+            known[id(value)] = _digest(_encoded(value))
         return known[id(value)]
 
-    found = []
-    for job in jobs:
+    def whole(job: Job) -> bytes:
         values = {name: getattr(job, name) for name in job.__struct_fields__}
         values |= {name: shared(values[name]) for name in ("workload", "cluster")}
         values["architecture"] = job.architecture.name
-        found.append(_digest(msgspec.msgpack.encode(values, enc_hook=float)).encode())
-    return found
+        values["islands"] = [_island(island, whole(island.job)) for island in job.islands]
+        return _encoded(values)
+
+    return [_digest(whole(job)).encode() for job in jobs]
+
+
+def _island(island: Island, job: bytes) -> dict[str, Any]:
+    return {name: getattr(island, name) for name in island.__struct_fields__} | {"job": job}
+
+
+def _encoded(value: Any) -> bytes:
+    """As MessagePack, which has infinities; numbers of NumPy are those of Python."""
+    return msgspec.msgpack.encode(value, enc_hook=float)
 
 
 def _digest(*parts: bytes) -> str:

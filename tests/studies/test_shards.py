@@ -151,6 +151,17 @@ def test_a_noise_scale_may_change(tmp_path: Path, predicted: list[tuple[str, int
     assert predicted == []
 
 
+def test_islands_go_on_too(tmp_path: Path, predicted: list[tuple[str, int]]) -> None:
+    asked = {"workload": WORK, "cluster": cluster(), "arch": ["ring", "ps"], "workers": 2}
+    asked |= {"island_devices": ["2", "4+2"], "seed": 3}
+    alone = sweep(**asked)
+    for _ in range(2):
+        assert differences(alone, sweep(**asked, resume=tmp_path)) == []
+    assert len(predicted) == 8
+    with pytest.raises(InputError, match="island_devices is"):
+        sweep(**asked | {"island_devices": ["2", "4+4"]}, resume=tmp_path)
+
+
 def test_shards_are_tables_for_other_programs(tmp_path: Path, kind: str) -> None:
     found = sweep(**ASKED, resume=tmp_path)
     read: Callable[[Path], pd.DataFrame] = pd.read_csv if kind == "csv" else pd.read_parquet
