@@ -64,8 +64,7 @@ def plan(
     ----------
     model, workload : one of them, as for :func:`perfmodel.make_job`.
     objective : *cost* or *time* of the training, *throughput*, or *samples-per-usd*.
-    dataset_size, epochs : samples per epoch and epochs (1); times and costs are of a million
-        samples without.
+    dataset_size, epochs : samples per epoch and epochs (1); without, a million samples in all.
     limits : see :class:`PlanLimits`.
     catalogue_file : a catalogue of instances (CSV); by default the shipped one.
     instance, region, spot : see :func:`perfmodel.inputs.instances.choose`.
@@ -89,13 +88,10 @@ def plan(
     ...      batch_size=64).first.workers
     8
     """
-    if objective not in OBJECTIVES:
-        raise unknown_name("objective", objective, OBJECTIVES)
     if fidelity not in ("auto", "coarse"):
         raise unknown_name("fidelity", fidelity, ("auto", "coarse"))
-    limits = limits or PlanLimits()
     executor = executor or InLine()
-    goal = _goal(objective, limits, dataset_size, epochs)
+    goal = _goal(objective, limits or PlanLimits(), dataset_size, epochs)
     whole_number("top", top, at_most=MOST_CONSIDERED)
     rows, out = instances.choose(
         instances.read_instances(catalogue_file), types=instance, region=region, spot=spot
@@ -113,7 +109,7 @@ def plan(
         profile,
         axes,
         homes=[(row, row.price(spot) or 0.0) for row in homes],
-        most_workers=limits.max_workers,
+        most_workers=goal.limits.max_workers,
         common=common,
         executor=executor,
     )
@@ -123,6 +119,8 @@ def plan(
 
 
 def _goal(objective: str, limits: PlanLimits, dataset_size: int | None, epochs: int | None) -> Goal:
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", objective, OBJECTIVES)
     for name, value in (("dataset_size", dataset_size), ("epochs", epochs)):
         if value is not None:
             whole_number(name, value)
