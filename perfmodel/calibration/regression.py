@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity
-from perfmodel.base.uncertainty import COVERAGE, WIDTH
-from perfmodel.calibration.statistics import Status
+from perfmodel.calibration.statistics import LeftOut, Status, spread_of
 from perfmodel.inputs.calibration import FEATURES, Calibration
 from perfmodel.predicting.intervals import DOUBLING
 
@@ -59,9 +58,6 @@ expands."""
 
 DIFFERENCE = 1e-4
 """Half-width of the central differences of derivatives, in coordinates."""
-
-MOST_WIDER = 2.0
-"""Largest factor by which few groups widen a spread: with two, Student's would be nearly four."""
 
 LARGEST_FRACTION = 0.99
 """Largest starting value of a fraction: the logit of 1 is infinite."""
@@ -115,27 +111,6 @@ class Parameter(msgspec.Struct, frozen=True):
 
 Exact = Callable[[Floats, NDArray[np.int64]], Floats]
 """Of a point (parameters,), the misfits of some rows, by their numbers."""
-
-
-class LeftOut(NamedTuple):
-    """Rows as fits without their group predict them, (rows,).
-
-    Attributes
-    ----------
-    misses : logarithms of predicted over measured.
-    explained : the variance of each that such a fit says itself, by its covariance.
-    fitted : misses in the fit to all rows.
-    """
-
-    misses: Floats
-    explained: Floats
-    fitted: Floats
-
-    def spread(self, groups: int, of: Any = slice(None)) -> float:
-        """:func:`spread_of` of the rows ``of``, which are from so many groups, beside what is
-        explained; not less than in the fit to all rows."""
-        within = spread_of(self.fitted[of], len(self.fitted[of]))
-        return max(spread_of(self.misses[of], groups, self.explained[of]), within)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -490,20 +465,6 @@ class Regression:
         moved[i] = value
         free = np.arange(len(start)) != i
         return self._descend(moved, free, scale, precision=1e-4)[1] if free.any() else moved
-
-
-def spread_of(misses: Floats, groups: int, explained: Floats | float = 0.0) -> float:
-    """Standard deviation beside what is ``explained``, the variance of each miss that something
-    else says: 9 in 10 misses are to be within an interval of both together.
-
-    It is wider for few independent ``groups`` of them, by Student's t with as many degrees of
-    freedom.
-    """
-    from scipy.special import stdtrit
-
-    wider = float(stdtrit(max(groups - 1, 1), 0.5 + COVERAGE / 2.0)) / WIDTH
-    needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
-    return math.sqrt(max(needed, 0.0)) * min(wider, MOST_WIDER)
 
 
 def _rounded(value: float) -> float:
