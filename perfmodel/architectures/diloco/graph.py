@@ -1,0 +1,187 @@
+"""The op graph of DiLoCo: local steps, and the exchange of fragments beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.architectures.diloco.options import Fragments, Options, fragments_of
+from perfmodel.architectures.parts.communicator import Communicator
+from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.network import Network, homes_of, node_names
+from perfmodel.architectures.parts.reduction import all_reduce_cost
+from perfmodel.architectures.parts.workers import (
+    Workers,
+    add_optimizer,
+    add_workers,
+    log_steps,
+    stagger_s,
+)
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.graph.builder import GraphBuilder
+from perfmodel.graph.op_graph import Axis, OpGraph
+from perfmodel.inputs.job import Job
+
+FIRST = -1
+"""Priority of ops on a device that go before the next step."""
+
+AXES: tuple[Axis, Axis, Axis] = (("worker", None), ("fragment", None), ("server", None))
+
+
+def build(job: Job, *, fold: bool = False) -> OpGraph:
+    """The op graph; with ``fold`` of the first worker, which represents all of them."""
+    b = GraphBuilder()
+    options = Options.of(job)
+    home = homes_of(job, options.servers) if options.servers else np.zeros(0, np.int64)
+    workers = add_workers(
+        b, job, first=1 if fold else None, nodes=len(node_names(job, home)) or None
+    )
+    optimizer = add_optimizer(b, job, workers)
+    if job.workers > 1:
+        done = workers.forward[:, -1] if options.during_backward else optimizer
+        add_exchanges(b, job, workers, done, workers.forward[:, 0], home, fold=fold)
+    if not fold:
+        b.stagger(workers.forward[:, 0], stagger_s(job))
+    counter = b.counters(optimizer)
+    b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    log_steps(b, workers)
+    b.log("update", optimizer)
+    return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)
+
+
+def add_exchanges(
+    b: GraphBuilder, job: Job, workers: Workers, done: Ids, begin: Ids, home: Ids, *, fold: bool
+) -> None:
+    """Add the exchange of each fragment, whatever a local step is made of.
+
+    ``done`` (workers,) are the ops of each step after which a fragment may be sent, ``begin``
+    (workers,) those that begin a step. Every ``period`` steps a worker sends a fragment, and it
+    begins the step ``overlap_steps`` after the next one once the fragment has been merged.
+    """
+    options, cut = Options.of(job), fragments_of(job)
+    sent = _add_sending(b, job, workers, done, cut)
+    if options.servers:
+        arrived = _add_servers(b, job, workers, home, sent, cut)
+    else:
+        members = Members.of(job.cluster, job.workers)
+        sizes = cut.share * job.workload.gradient_bytes * options.sent_share
+        cost = all_reduce_cost(members, sizes, options)
+        symmetric = fold and cost.symmetric(members.fabric)
+        communicator = Communicator(b, job, members, symmetric=symmetric)
+        average = communicator.add("average", cost, axis="fragment")
+        b.edge(sent, average[None])
+        _once(b, average, len(sent))
+        b.probe("average", average, average, at_ready=True)
+        b.log("average", average)
+        arrived = np.broadcast_to(average, sent.shape)
+        if options.outer_s > 0.0:
+            outer = workers.compute(
+                b, "outer step", options.outer_s * cut.share, axis="fragment", priority=FIRST
+            )
+            b.edge(arrived, outer)
+            _once(b, outer, 1)
+            arrived = outer
+    _permit(b, options, workers, arrived, begin, cut)
+
+
+def _add_sending(
+    b: GraphBuilder, job: Job, workers: Workers, done: Ids, cut: Fragments
+) -> Ids:
+    """The ops after which a worker has sent a fragment to the network, once in a period, (workers,
+    fragments): encoding if that takes time."""
+    options, shape = Options.of(job), (len(done), len(cut.share))
+    seconds = options.encode_per_byte_s * cut.share * job.workload.gradient_bytes
+    if options.encode_per_byte_s > 0.0:
+        sent = workers.compute(b, "pseudo-gradient", seconds, axis="fragment", priority=FIRST)
+    else:
+        sent = b.ops("pseudo-gradient", shape, group=workers.index[:, None], axes=AXES[:2])
+    for k, step in enumerate(cut.step.tolist()):
+        b.edge(done, sent[:, k], lag=options.period - 1 - step)
+    _once(b, sent, options.period)
+    b.log("pseudo-gradient", sent)
+    return sent
+
+
+def _permit(
+    b: GraphBuilder, options: Options, workers: Workers, arrived: Ids, begin: Ids, cut: Fragments
+) -> None:
+    """Let a worker begin so many steps before a fragment has ``arrived`` (workers, fragments) for
+    the first time, and ``period`` more each time that it has."""
+    period = options.period
+    permit = b.ops("permit", arrived.shape, group=workers.index[:, None], axes=AXES[:2])
+    for k, step in enumerate(cut.step.tolist()):
+        each, more = divmod(step + 1 + options.overlap_steps, period)
+        for lag, edges in ((each + 1, more), (each, period - more)):
+            several = np.broadcast_to(arrived[:, k, None], (len(arrived), edges))
+            b.edge(several, permit[:, k, None], lag=lag)
+    _once(b, permit, 1)
+    b.edge(permit, begin[:, None])
+
+
+def _add_servers(
+    b: GraphBuilder, job: Job, workers: Workers, home: Ids, sent: Ids, cut: Fragments
+) -> Ids:
+    """The exchange through servers, each of which has an equal part of every fragment.
+
+    Returns the ops after which a worker has all parts of a fragment, (workers, fragments).
+    """
+    options, servers = Options.of(job), len(home)
+    dense = cut.share[:, None] * job.workload.gradient_bytes / servers
+    network = Network(b, job, home)
+    worker, server = np.arange(job.workers)[:, None, None], job.workers + np.arange(servers)
+    threads = b.slots(
+        "update threads of", (servers,), capacity=job.cluster.update_threads, place=home,
+        axes=AXES[2:],
+    )  # fmt: skip
+
+    def moved(label: str, source: Ids, target: Ids) -> Ids:
+        return b.ops(
+            label,
+            (*sent.shape, servers),
+            bytes=dense * options.sent_share,
+            path=network.path(source, target),
+            rate_cap_bytes_per_s=network.flow(source, target),
+            latency_s=network.latency_s(source, target),
+            group=worker,
+            axes=AXES,
+        )
+
+    def work(label: str, shape: tuple[int, ...], seconds: Floats, **more: Ids) -> Ids:
+        return b.ops(
+            label,
+            shape,
+            **workers.processors.work(np.broadcast_to(seconds, shape), home, 1),
+            slot=threads,
+            cause="server",
+            axes=AXES[-len(shape) :],
+            **more,
+        )
+
+    push = moved("push", worker, server)
+    cost, work_of = job.cluster.server, job.workload
+    whole_s = cost.update_per_tensor_s * work_of.tensors
+    whole_s += cost.update_per_byte_s * work_of.gradient_bytes
+    update = work("update", push.shape, whole_s * cut.share[:, None] / servers, group=worker)
+    outer = work("outer step", push.shape[1:], options.outer_s * cut.share[:, None] / servers)
+    pull = moved("pull", server, worker)
+    got = b.ops("arrived", sent.shape, group=workers.index[:, None], axes=AXES[:2])
+    average = b.ops("average", (len(cut.share),), axes=AXES[1:2])
+    for sources, targets, tokens in (
+        (sent[..., None], push, 1),
+        (push, update, 1),
+        (update, outer[None], job.workers),
+        (outer[None], pull, 1),
+        (pull, got[..., None], servers),
+        (outer, average[:, None], servers),
+    ):
+        b.edge(sources, targets)
+        _once(b, targets, tokens)
+    for label, ops in (("push", push), ("update", update), ("pull", pull)):
+        b.probe(label, ops, ops, at_ready=True, group=worker)
+    b.log("average", average)
+    return got
+
+
+def _once(b: GraphBuilder, ops: Ids, tokens: int) -> None:
+    """Let each of ``ops`` run once for so many tokens: as often as that, not once in a step."""
+    for op in ops.ravel().tolist():
+        b.every(op, tokens)
