@@ -41,8 +41,9 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         add_exchanges(b, job, workers, done, workers.forward[:, 0], home, fold=fold)
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
-    counter = b.counters(optimizer)
-    b.probe("staleness", optimizer, optimizer, lag=1, counter=counter, group=workers.index)
+    counter = b.counters(optimizer)[:, None]
+    each = np.broadcast_to(optimizer[:, None], (len(optimizer), options.fragments))
+    b.probe("staleness", each, each, lag=1, counter=counter, group=workers.index[:, None])
     log_steps(b, workers)
     b.log("update", optimizer)
     return b.build(device=workers.device, mark=optimizer, count=job.workers if fold else 1)

@@ -20,6 +20,9 @@ MOST_PERIOD = 1000
 
 MOST_SERVERS = 10_000
 
+MOST_LOCAL = 0.99
+"""Greatest weight of a worker's own parameters; with 1 it would take in nothing of the others."""
+
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "fp4": 4}
 """Bits of an element on the network, by format."""
 
@@ -109,7 +112,7 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
             number(name, getattr(self, name))
         number("outer_learning_rate", self.outer_learning_rate, above=0.0)
         number("outer_momentum", self.outer_momentum, at_most=1.0)
-        number("local_weight", self.local_weight, at_most=1.0)
+        number("local_weight", self.local_weight, at_most=MOST_LOCAL)
         whole_number("servers", self.servers, at_least=0, at_most=MOST_SERVERS)
 
     @property
