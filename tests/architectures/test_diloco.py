@@ -101,7 +101,7 @@ def test_an_exchange_through_a_server() -> None:
     """Two workers push 3 bytes each over its link in 6 s, it adds each in 1.5 s and makes the outer
     step in 2 s, and two pulls take 6 s."""
     where = cluster(update_per_byte_s=0.5)
-    one = job(WORK, where, 2, "diloco", {"period": 2, "servers": 1, "outer_s": 2.0})
+    one = job(WORK, where, 2, "diloco", {"period": 2, "exchange": "server", "outer_s": 2.0})
     assert spans_of("push", one, 2)[:2] == [(9.0, 15.0)] * 2
     assert spans_of("update", one, 2)[:2] == [(15.0, 16.5), (16.5, 18.0)]
     assert spans_of("outer step", one, 2)[0] == (18.0, 20.0)
@@ -195,7 +195,7 @@ def both_agree(options: dict[str, Any], rate: float, workers: int = 3) -> None:
         {"period": 4, "fragments": 2, "overlap_steps": 2},
         {"period": 5, "fragments": 2, "during_backward": True, "overlap_steps": 1},
         {"period": 5, "overlap_steps": 4, "sent_as": "fp4"},
-        {"period": 3, "fragments": 2, "servers": 2, "outer_s": 0.5},
+        {"period": 3, "fragments": 2, "exchange": "server", "outer_s": 0.5},
         {"period": 2, "encode_per_byte_s": 0.5, "outer_s": 2.0},
     ],
 )
@@ -206,8 +206,7 @@ def test_formulas_are_exact_where_exchanges_do_not_meet(
 
 
 def test_exchanges_that_queue_limit_the_pace() -> None:
-    """Three fragments of 1 byte, one a step, at 0.1 bytes/s: 10 s each, however many steps overlap.
-    """
+    """Three fragments of 1 byte, one a step, at 0.1 bytes/s: 10 s each, however many steps overlap."""
     work = workload([1.0] * 3, [1.0] * 3, [1.0] * 3)
     options = {"period": 3, "fragments": 3, "overlap_steps": 2}
     for fidelity in ("fine", "coarse"):
@@ -234,12 +233,12 @@ def test_memory_has_the_outer_optimizer() -> None:
     """Parameters and momentum of the outer optimizer, on the workers or on the server."""
     work = msgspec.structs.replace(WORK, activation_bytes=5.0)
     found = {
-        servers: predict(job(work, cluster(), 2, "diloco", {"servers": servers})).memory
-        for servers in (0, 1)
+        exchange: predict(job(work, cluster(), 2, "diloco", {"exchange": exchange})).memory
+        for exchange in ("all_reduce", "server")
     }
-    assert found[0].worker_bytes == 4 * 3.0 + 5.0
-    assert found[1].worker_bytes == 2 * 3.0 + 5.0
-    assert found[1].server_bytes == 3.0 * (2 + 2)
+    assert found["all_reduce"].worker_bytes == 4 * 3.0 + 5.0
+    assert found["server"].worker_bytes == 2 * 3.0 + 5.0
+    assert found["server"].server_bytes == 3.0 * (2 + 2)
 
 
 def test_the_age_of_models_grows_with_the_overlap() -> None:
@@ -269,7 +268,7 @@ def test_notes_have_the_mean_rate_and_the_peak() -> None:
         ({"sent_as": "fp5"}, "fp4"),
         ({"local_weight": 1.0}, "local_weight"),
         ({"outer_s": -1.0}, "outer_s"),
-        ({"servers": -1}, "servers"),
+        ({"exchange": "servers"}, "did you mean 'server'|server"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from perfmodel.results.prediction import ModelAge
 
 
 def _fold(job: Job) -> OpGraph | None:
-    return None if Options.of(job).servers else build(job, fold=True)
+    return None if Options.of(job).by_server else build(job, fold=True)
 
 
 def model_age(job: Job) -> ModelAge | None:
@@ -44,7 +44,7 @@ def notes(job: Job) -> tuple[str, ...]:
         if hidden_s := _hidden_s(job):
             peak = moved.sent * options.period * float(cut.share.max()) / hidden_s
             found = (f"{found[0]}, and {show(peak, 'bytes_per_s')} while it exchanges a fragment",)
-    if not options.servers and options.by_measurements:
+    if not options.by_server and options.by_measurements:
         found += measured_notes(job, {"all_reduce": sizes})
     return found
 
@@ -58,31 +58,28 @@ def _hidden_s(job: Job) -> float:
 
 def worker_bytes(job: Job) -> float:
     """Memory of a worker: parameters, gradients, activations, the state of its optimizer and,
-    without servers, the parameters and the momentum of the outer optimizer."""
+    without a server, the parameters and the momentum of the outer optimizer."""
     w = job.workload
-    outer = 2.0 if Options.of(job).servers == 0 and job.workers > 1 else 0.0
+    outer = 0.0 if Options.of(job).by_server or job.workers == 1 else 2.0
     return (2.0 + outer) * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
 
 
 def server_bytes(job: Job) -> float:
-    """Memory of a server: its part of the parameters and of the outer optimizer's momentum, and a
-    receive buffer for a fragment of each worker."""
+    """Memory of a server: the parameters and the momentum of the outer optimizer, and a receive
+    buffer for a fragment of each worker; 0 where there is none."""
     options = Options.of(job)
-    if not options.servers:
+    if not options.by_server:
         return 0.0
-    largest = float(fragments_of(job).share.max()) * options.sent_share
-    return float(
-        job.workload.gradient_bytes / options.servers * (2.0 + job.workers * largest)
-    )
+    buffers = job.workers * float(fragments_of(job).share.max()) * options.sent_share
+    return float(job.workload.gradient_bytes * (2.0 + buffers))
 
 
 def traffic(job: Job) -> Traffic | None:
-    """Bytes of a worker round a ring, or to and from servers, in one of ``period`` steps."""
+    """Bytes of a worker round a ring, or to and from a server, in one of ``period`` steps."""
     options, n = Options.of(job), job.workers
     share = options.exchanged_share * job.workload.gradient_bytes
-    if options.servers:
-        at_server = n * share / options.servers
-        return Traffic(share, share, at_server, at_server)
+    if options.by_server:
+        return Traffic(share, share, n * share, n * share)
     if options.algorithm not in ("ring", "hierarchical"):
         return None
     moved = 2 * (n - 1) / n * share
@@ -123,7 +120,7 @@ ARCHITECTURE = Architecture(
         {"period": 3, "algorithm": "halving_doubling", "during_backward": True},
         {"period": 2, "algorithm": "hierarchical", "reduce_per_byte_s": 0.001},
         {"period": 3, "fragments": 3, "overlap_steps": 2, "outer_s": 0.25},
-        {"period": 2, "fragments": 2, "servers": 2, "outer_s": 0.5},
+        {"period": 2, "fragments": 2, "exchange": "server", "outer_s": 0.5},
     ),
     traffic=traffic,
     meaning=meaning,

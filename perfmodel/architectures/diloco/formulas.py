@@ -26,14 +26,14 @@ def phases(job: Job, q: Quantities) -> Phases:
     period = options.period
     alone = q.workers <= 1
     between = period / options.fragments
-    late = q.slowest(steps=_whole(between))
+    late = q.slowest(steps=period // options.fragments)
     step = q.forward_s + q.backward_s + q.optimizer_s
     extra = _device_s(options, q)
     hidden = options.overlap_steps * step * late
     if options.during_backward:
         hidden = hidden + (q.backward_s + q.optimizer_s) * late
     hidden = minimum(hidden, between * (step * late + extra / period))
-    seconds, use = (_through_servers if options.servers else _all_reduced)(job, q)
+    seconds, use = (_through_server if options.by_server else _all_reduced)(job, q)
     exposed: Quantity = 0.0
     busy: dict[str, Quantity] = {}
     for share, times in _shares(job, q):
@@ -70,9 +70,9 @@ def _shares(job: Job, q: Quantities) -> Iterable[tuple[float, int]]:
 
 def _device_s(options: Options, q: Quantities) -> Quantity:
     """Time of a worker's device in a period to encode, and for the outer step where it makes it."""
-    outer_s = 0.0 if options.servers else options.outer_s
+    outer_s = 0.0 if options.by_server else options.outer_s
     encode_s = options.encode_per_byte_s * q.gradient_bytes if options.encode_per_byte_s else 0.0
-    return (encode_s + outer_s) * q.scale
+    return (encode_s + outer_s) * q.slowdown
 
 
 def _all_reduced(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
@@ -85,35 +85,28 @@ def _all_reduced(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
     )
 
 
-def _through_servers(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
-    """The exchange through servers: all workers push, then all pull."""
+def _through_server(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
+    """The exchange through a server: all workers push, it updates, then all pull."""
     options = Options.of(job)
     whole = q.gradient_bytes * options.sent_share
-    at_server = q.workers * whole / q.servers / q.server_bandwidth_bytes_per_s
-    at_worker = whole * q.on_a_nic(q.fullest) / q.bandwidth_bytes_per_s
-    connection = whole / q.servers / q.flow_bytes_per_s
-    update = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
-    rounds = ceiling(q.workers / q.update_threads)
-    moved = maximum(at_server, at_worker, connection)
-    work = (rounds * update + options.outer_s) / q.servers
+    at_server_s = q.workers * whole / q.server_bandwidth_bytes_per_s
+    at_worker_s = whole * q.on_a_nic(q.fullest) / q.bandwidth_bytes_per_s
+    moved_s = maximum(at_server_s, at_worker_s, whole / q.flow_bytes_per_s)
+    update_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
+    work_s = ceiling(q.workers / q.update_threads) * update_s + options.outer_s
+    served_s = q.workers * update_s / q.update_threads + options.outer_s
 
     def seconds(share: float) -> Quantity:
-        return 2.0 * (q.latency_s + share * moved) + share * work
+        return 2.0 * (q.latency_s + share * moved_s) + share * work_s
 
     def use(share: float) -> dict[str, Quantity]:
-        served = (q.workers * update / q.update_threads + options.outer_s) / q.servers
         return {
-            "link out of the servers": share * at_server,
-            "link into the servers": share * at_server,
-            "servers": share * served,
+            "link out of the servers": share * at_server_s,
+            "link into the servers": share * at_server_s,
+            "servers": share * served_s,
         }
 
     return seconds, use
-
-
-def _whole(steps: float) -> Quantity:
-    """A number of steps, as a whole number where it is one."""
-    return int(steps) if steps == int(steps) else steps
 
 
 def exact(job: Job) -> bool:
@@ -121,7 +114,7 @@ def exact(job: Job) -> bool:
     options = Options.of(job)
     if job.workload.data_loading_s or not alike(job) or leaves_out(job) is not None:
         return False
-    if options.servers:
+    if options.by_server:
         return plain(job) and _apart(job)
     return closed(job, options) and _apart(job)
 
@@ -138,7 +131,7 @@ def _apart(job: Job) -> bool:
 
 def leaves_out(job: Job) -> str | None:
     """The first feature of a job that the coarse model leaves out; None if there is none."""
-    if not Options.of(job).servers:
+    if not Options.of(job).by_server:
         return left_out(job, core=False, connections=False)
     colocated = job.cluster.server.placement == "colocated"
     return left_out(job, {"servers on the nodes of workers": colocated}, connections=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from perfmodel.architectures.diloco.options import Fragments, Options, fragments_of
 from perfmodel.architectures.parts.communicator import Communicator
@@ -16,7 +17,7 @@ from perfmodel.architectures.parts.workers import (
     log_steps,
     stagger_s,
 )
-from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.arrays import NONE, Ids
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
@@ -31,7 +32,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     """The op graph; with ``fold`` of the first worker, which represents all of them."""
     b = GraphBuilder()
     options = Options.of(job)
-    home = homes_of(job, options.servers) if options.servers else np.zeros(0, np.int64)
+    home = homes_of(job, 1) if options.by_server else np.zeros(0, np.int64)
     workers = add_workers(
         b, job, first=1 if fold else None, nodes=len(node_names(job, home)) or None
     )
@@ -60,8 +61,8 @@ def add_exchanges(
     """
     options, cut = Options.of(job), fragments_of(job)
     sent = _add_sending(b, job, workers, done, cut)
-    if options.servers:
-        arrived = _add_servers(b, job, workers, home, sent, cut)
+    if options.by_server:
+        arrived = _add_server(b, job, workers, home, sent, cut)
     else:
         members = Members.of(job.cluster, job.workers)
         sizes = cut.share * job.workload.gradient_bytes * options.sent_share
@@ -84,9 +85,7 @@ def add_exchanges(
     _permit(b, options, workers, arrived, begin, cut)
 
 
-def _add_sending(
-    b: GraphBuilder, job: Job, workers: Workers, done: Ids, cut: Fragments
-) -> Ids:
+def _add_sending(b: GraphBuilder, job: Job, workers: Workers, done: Ids, cut: Fragments) -> Ids:
     """The ops after which a worker has sent a fragment to the network, once in a period, (workers,
     fragments): encoding if that takes time."""
     options, shape = Options.of(job), (len(done), len(cut.share))
@@ -118,68 +117,62 @@ def _permit(
     b.edge(permit, begin[:, None])
 
 
-def _add_servers(
+def _add_server(
     b: GraphBuilder, job: Job, workers: Workers, home: Ids, sent: Ids, cut: Fragments
 ) -> Ids:
-    """The exchange through servers, each of which has an equal part of every fragment.
+    """The exchange through a server: it adds what each worker pushes, makes the outer step, and all
+    pull.
 
-    Returns the ops after which a worker has all parts of a fragment, (workers, fragments).
+    Returns the ops after which a worker has a fragment, (workers, fragments).
     """
-    options, servers = Options.of(job), len(home)
-    dense = cut.share[:, None] * job.workload.gradient_bytes / servers
+    options, cost = Options.of(job), job.cluster.server
     network = Network(b, job, home)
-    worker, server = np.arange(job.workers)[:, None, None], job.workers + np.arange(servers)
+    worker = workers.index[:, None]
     threads = b.slots(
-        "update threads of", (servers,), capacity=job.cluster.update_threads, place=home,
-        axes=AXES[2:],
-    )  # fmt: skip
+        "update threads of", (1,), capacity=job.cluster.update_threads, place=home, axes=AXES[2:]
+    )
 
-    def moved(label: str, source: Ids, target: Ids) -> Ids:
+    def moved(label: str, source: ArrayLike, target: ArrayLike) -> Ids:
         return b.ops(
             label,
-            (*sent.shape, servers),
-            bytes=dense * options.sent_share,
+            sent.shape,
+            bytes=cut.share * job.workload.gradient_bytes * options.sent_share,
             path=network.path(source, target),
             rate_cap_bytes_per_s=network.flow(source, target),
             latency_s=network.latency_s(source, target),
             group=worker,
-            axes=AXES,
+            axes=AXES[:2],
         )
 
-    def work(label: str, shape: tuple[int, ...], seconds: Floats, **more: Ids) -> Ids:
+    def work(label: str, shape: tuple[int, ...], whole_s: float, group: ArrayLike) -> Ids:
         return b.ops(
             label,
             shape,
-            **workers.processors.work(np.broadcast_to(seconds, shape), home, 1),
+            **workers.processors.work(whole_s * cut.share, home, 1),
             slot=threads,
+            group=group,
             cause="server",
-            axes=AXES[-len(shape) :],
-            **more,
+            axes=AXES[2 - len(shape) : 2],
         )
 
-    push = moved("push", worker, server)
-    cost, work_of = job.cluster.server, job.workload
-    whole_s = cost.update_per_tensor_s * work_of.tensors
-    whole_s += cost.update_per_byte_s * work_of.gradient_bytes
-    update = work("update", push.shape, whole_s * cut.share[:, None] / servers, group=worker)
-    outer = work("outer step", push.shape[1:], options.outer_s * cut.share[:, None] / servers)
-    pull = moved("pull", server, worker)
-    got = b.ops("arrived", sent.shape, group=workers.index[:, None], axes=AXES[:2])
-    average = b.ops("average", (len(cut.share),), axes=AXES[1:2])
+    whole_s = cost.update_per_tensor_s * job.workload.tensors
+    whole_s += cost.update_per_byte_s * job.workload.gradient_bytes
+    push = moved("push", worker, job.workers)
+    update = work("update", sent.shape, whole_s, worker)
+    outer = work("outer step", cut.share.shape, options.outer_s, NONE)
+    pull = moved("pull", job.workers, worker)
     for sources, targets, tokens in (
-        (sent[..., None], push, 1),
+        (sent, push, 1),
         (push, update, 1),
         (update, outer[None], job.workers),
         (outer[None], pull, 1),
-        (pull, got[..., None], servers),
-        (outer, average[:, None], servers),
     ):
         b.edge(sources, targets)
         _once(b, targets, tokens)
     for label, ops in (("push", push), ("update", update), ("pull", pull)):
         b.probe(label, ops, ops, at_ready=True, group=worker)
-    b.log("average", average)
-    return got
+    b.log("average", outer)
+    return pull
 
 
 def _once(b: GraphBuilder, ops: Ids, tokens: int) -> None:

@@ -18,8 +18,6 @@ PERIOD = 100
 MOST_PERIOD = 1000
 """Steps between two exchanges of the same parameters; a limit that catches typing errors."""
 
-MOST_SERVERS = 10_000
-
 MOST_LOCAL = 0.99
 """Greatest weight of a worker's own parameters; with 1 it would take in nothing of the others."""
 
@@ -41,9 +39,9 @@ class Fragments(NamedTuple):
 class Options(Reduction, frozen=True, forbid_unknown_fields=True):
     """Options of DiLoCo."""
 
-    period: Annotated[
-        int, Option("steps from one exchange of a fragment to its next exchange")
-    ] = PERIOD
+    period: Annotated[int, Option("steps from one exchange of a fragment to its next exchange")] = (
+        PERIOD
+    )
     fragments: Annotated[
         int, Option("parts of the model that are exchanged in turns, one every period/fragments")
     ] = 1
@@ -88,10 +86,10 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
             lambda o: o.overlap_steps == 0 and not o.during_backward,
         ),
     ] = 0.5
-    servers: Annotated[
-        int,
-        Option("servers that sum pseudo-gradients and make the outer step; 0: an all-reduce"),
-    ] = 0
+    exchange: Annotated[
+        Literal["all_reduce", "server"],
+        Option("all_reduce, or server: one that sums pseudo-gradients and makes the outer step"),
+    ] = "all_reduce"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,12 +111,16 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
         number("outer_learning_rate", self.outer_learning_rate, above=0.0)
         number("outer_momentum", self.outer_momentum, at_most=1.0)
         number("local_weight", self.local_weight, at_most=MOST_LOCAL)
-        whole_number("servers", self.servers, at_least=0, at_most=MOST_SERVERS)
 
     @property
     def server_count(self) -> int:
         """Number of servers."""
-        return self.servers
+        return 1 if self.exchange == "server" else 0
+
+    @property
+    def by_server(self) -> bool:
+        """Whether fragments are exchanged through a server."""
+        return self.exchange == "server"
 
     @property
     def exchanged_share(self) -> float:
