@@ -206,7 +206,7 @@ def test_formulas_are_exact_where_exchanges_do_not_meet(
 
 
 def test_exchanges_that_queue_limit_the_pace() -> None:
-    """Three fragments of 1 byte, one a step, at 0.1 bytes/s: 10 s each, however many steps overlap."""
+    """Three fragments of 1 byte, one a step, at 0.1 bytes/s: 10 s each, whatever overlaps."""
     work = workload([1.0] * 3, [1.0] * 3, [1.0] * 3)
     options = {"period": 3, "fragments": 3, "overlap_steps": 2}
     for fidelity in ("fine", "coarse"):

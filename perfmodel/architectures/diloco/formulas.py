@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 from perfmodel.architectures.diloco.options import Options, fragments_of
 from perfmodel.architectures.parts.collective_rates import all_reduce_rate, closed
-from perfmodel.architectures.parts.measured import Use
 from perfmodel.architectures.parts.workers import alike, left_out, plain
 from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
 from perfmodel.inputs.job import Job
@@ -19,7 +18,7 @@ def phases(job: Job, q: Quantities) -> Phases:
     r"""Computation, and a step's share of what the exchanges of a period add to it.
 
     With the step :math:`c`, the exchange :math:`T_p` of a fragment is exposed for
-    :math:`\\max(0, T_p - h)`: hidden are :math:`h = \\tau c` and, with *during_backward*, a backward
+    :math:`\max(0, T_p - h)`: hidden are :math:`h = \tau c` and, with *during_backward*, a backward
     pass with its optimizer, but no more than the :math:`H c / P` from one exchange to the next.
     """
     options = Options.of(job)

@@ -59,10 +59,10 @@ class _Outer:
     r"""The outer optimizer of a fragment, in terms of the versions of the workers' models.
 
     With the outer parameters :math:`c_k`, the mean :math:`m_k` of the models as they were sent, the
-    learning rate :math:`\\eta` and the momentum :math:`\\mu`, a step of SGD with Nesterov's momentum
-    is :math:`c_{k+1} = z_{k+1} + \\mu (z_{k+1} - z_k)` with
-    :math:`z_{k+1} = c_k - \\eta (c_k - m_k)` and :math:`z_0 = c_0`. A merge makes
-    :math:`w' = a w + (1 - a) c_k` of a model :math:`w`, so :math:`c_k = (w' - a w) / (1 - a)`.
+    learning rate :math:`\eta` and the momentum :math:`\mu`, a step of SGD with Nesterov's momentum
+    is :math:`c_{k+1} = z_{k+1} + \mu (z_{k+1} - z_k)` with :math:`z_0 = c_0` and
+    :math:`z_{k+1} = c_k - \eta (c_k - m_k)`. A merge makes :math:`w' = a w + (1 - a) c_k` of a
+    model :math:`w`, so :math:`c_k = (w' - a w) / (1 - a)`.
     """
 
     def __init__(self, options: Options, recorder: Recorder, slice: int) -> None:
