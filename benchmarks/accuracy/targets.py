@@ -41,6 +41,7 @@ TARGETS = (
     Target("nvidia/none", 0.10, 0.30),
     Target("mlperf/none", 0.10, 0.30),
     Target("gavel/none", 0.10, 0.30),
+    Target("diloco_measured/shaped", 0.03, 0.10),
 )
 
 
