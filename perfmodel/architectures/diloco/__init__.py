@@ -77,7 +77,7 @@ def server_bytes(job: Job) -> float:
 def traffic(job: Job) -> Traffic | None:
     """Bytes of a worker round a ring, or to and from a server, in one of ``period`` steps."""
     options, n = Options.of(job), job.workers
-    share = options.exchanged_share * job.workload.gradient_bytes
+    share = options.exchanged_share * options.sent_share * job.workload.gradient_bytes
     if options.by_server:
         return Traffic(share, share, n * share, n * share)
     if options.algorithm not in ("ring", "hierarchical"):

@@ -125,7 +125,7 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
     @property
     def exchanged_share(self) -> float:
         """Mean share of a model that a worker sends per step."""
-        return self.sent_share / self.period
+        return 1 / self.period
 
     @property
     def sent_share(self) -> float:
