@@ -3,7 +3,7 @@
 ``steps.csv`` has ``algorithm`` (ddp, localsgd, diloco), ``period``, ``link_bits_per_s``,
 ``repeat``, ``workers``, ``parameters``, ``micro_batch``, ``steps`` measured, and the seconds of a
 step: ``step_s`` in all, ``compute_s`` of the forward and the backward pass, ``optimizer_s``.
-Nothing is fitted.
+Nothing is fitted. Local SGD is DiLoCo whose outer step takes no time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ SEGMENT_BYTES, FRAME_BYTES = 8949.0, 9015.0
 """Payload of a TCP segment with time stamps in a frame of EC2 (9001 bytes), and the frame as a
 shaper counts it, with its Ethernet header."""
 
-QUEUE_S, CONNECTIONS = 0.05, 2
-"""Of the shaper, and on each link: assumptions."""
+QUEUE_S, BURST_BYTES, CONNECTIONS = 0.05, 65536.0, 2
+"""Of the shaper, of which a burst has room for the largest packet that Linux hands over, and on
+each link: assumptions."""
+
+TENSORS = 57
+"""Of the model, each of which local SGD and DiLoCo all-reduce on its own: nine in each of six
+layers, and three."""
 
 LATENCY_S = 50e-6
 """Of a step of a ring: an assumption."""
@@ -37,7 +42,7 @@ LATENCY_S = 50e-6
 LAYERS = 6
 """Layers of equal size: DDP has as many buckets as the bytes ask for."""
 
-ARCHITECTURES: dict[str, str] = {"ddp": "ring", "localsgd": "local_sgd", "diloco": "diloco"}
+ALGORITHMS = ("ddp", "localsgd", "diloco")
 
 
 def cases(folder: Path) -> list[Case]:
@@ -67,16 +72,17 @@ def read(path: Path) -> list[Run]:
 
 def _run(row: dict[str, str]) -> Run:
     name = row["algorithm"]
-    if name not in ARCHITECTURES:
-        raise unknown_name("algorithm", name, ARCHITECTURES)
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm", name, ALGORITHMS)
     bytes_per_s = number("bandwidth_bytes_per_s", float(row["link_bits_per_s"]) / 8, above=0.0)
     period = whole_number("period", int(row["period"]))
-    options: dict[str, Any] = {} if name == "ddp" else {"algorithm": "ring", "period": period}
+    averaged = {"period": period, "messages": TENSORS, "algorithm": "ring"}
+    options: dict[str, Any] = {} if name == "ddp" else averaged
     job = pm.make_job(
         workload=_workload(row),
         cluster=shaped(bytes_per_s, whole_number("workers", int(row["workers"]))),
         workers=int(row["workers"]),
-        arch=ARCHITECTURES[name],
+        arch="ring" if name == "ddp" else "diloco",
         options=options,
     )
     return Run(
@@ -108,6 +114,7 @@ def shaped(bytes_per_s: float, nodes: int) -> pm.Cluster:
     passing = ring_efficiency(
         bytes_per_s,
         queue_s=QUEUE_S,
+        burst_bytes=BURST_BYTES,
         links=nodes,
         connections=CONNECTIONS,
         segment_bytes=SEGMENT_BYTES,

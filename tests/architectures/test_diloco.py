@@ -86,6 +86,14 @@ def test_formats_shorten_the_exchange(sent_as: str, seconds: float) -> None:
     assert begun({"period": 2, "sent_as": sent_as}, "average", 4)[0] == (9.0, 9.0 + seconds)
 
 
+def test_each_collective_of_a_fragment_has_its_latency() -> None:
+    """Three for 3 bytes, each of two sends round the ring: 3 s and 3 * 2 latencies of 0.25 s."""
+    options = {"period": 2, "messages": 3, "algorithm": "ring"}
+    one = job(WORK, cluster(1.0, 0.25), 2, "diloco", options)
+    for fidelity in ("fine", "coarse"):
+        equal(predict(one, fidelity=fidelity).iteration_s, (9.0 + 4.5) / 2)  # type: ignore[arg-type]
+
+
 def test_encoding_and_the_outer_step_take_the_device() -> None:
     """3 bytes of 0.5 s each to encode, 3 s to exchange, 2 s for the outer step."""
     options = {"period": 2, "encode_per_byte_s": 0.5, "outer_s": 2.0}

@@ -23,6 +23,10 @@ def test_one_value_by_hand() -> None:
     assert efficiency(80_000.0) == pytest.approx(between / (between + stalls))
 
 
+def test_a_burst_makes_the_queue_longer() -> None:
+    assert efficiency(80_000.0, burst_bytes=8000.0) == efficiency(160_000.0)
+
+
 def test_canary_another_queue_is_noticed() -> None:
     assert efficiency(80_000.0, queue_s=0.11) != pytest.approx(efficiency(80_000.0))
 

@@ -28,7 +28,8 @@ def row(algorithm: str, period: int = 4, rate: float = SLOW, step_s: float = 1.0
 def test_rows_become_steps(tmp_path: Path) -> None:
     """4 MB between two workers at 1 MB/s, less headers and losses, every fourth step."""
     link = diloco_measured.shaped(1e6, 2).nic.goodput_bytes_per_s
-    exchange_s = 2 * diloco_measured.LATENCY_S + 4e6 / link
+    latencies_s = 2 * diloco_measured.TENSORS * diloco_measured.LATENCY_S
+    exchange_s = latencies_s + 4e6 / link
     found = diloco_measured.cases(written(tmp_path, row("diloco"), row("localsgd"), row("ddp", 1)))
     assert [case.predicted for case in found[:2]] == pytest.approx([0.31 + exchange_s / 4] * 2)
     assert 0.31 + exchange_s - 0.2 < found[2].predicted < 0.31 + exchange_s

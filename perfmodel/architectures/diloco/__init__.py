@@ -36,7 +36,7 @@ def notes(job: Job) -> tuple[str, ...]:
     if job.workers == 1:
         return ()
     cut, step_s = fragments_of(job), job.device_work.compute_s
-    sizes = cut.share * job.workload.gradient_bytes * options.sent_share
+    sizes = cut.share * job.workload.gradient_bytes * options.sent_share / options.messages
     found: tuple[str, ...] = ()
     if (moved := traffic(job)) is not None and step_s > 0.0:
         mean = show(moved.sent / step_s, "bytes_per_s")
@@ -111,8 +111,8 @@ ARCHITECTURE = Architecture(
     model_age=model_age,
     variants=(
         {"period": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
-        {"period": 2, "algorithm": "ring", "sent_as": "bf16", "encode_per_byte_s": 0.001,
-         "outer_s": 0.5},
+        {"period": 2, "algorithm": "ring", "sent_as": "bf16", "messages": 3,
+         "encode_per_byte_s": 0.001, "outer_s": 0.5},
         {"period": 3, "fragments": 2, "algorithm": "tree", "sent_as": "int8"},
         {"period": 4, "fragments": 2, "pattern": "strided", "overlap_steps": 1,
          "algorithm": "ring", "sent_as": "fp4", "local_weight": 0.25},

@@ -77,10 +77,11 @@ def _device_s(options: Options, q: Quantities) -> Quantity:
 def _all_reduced(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
     """The exchange by an all-reduce."""
     options = Options.of(job)
-    rate, whole = all_reduce_rate(job, q, options), q.gradient_bytes * options.sent_share
+    rate, count = all_reduce_rate(job, q, options), options.messages
+    one = q.gradient_bytes * options.sent_share / count
     return (
-        lambda share: rate.seconds(whole * share),
-        lambda share: rate.busy(whole * share).by_link(job),
+        lambda share: count * rate.seconds(one * share),
+        lambda share: rate.busy(one * share).times(count).by_link(job),
     )
 
 

@@ -65,8 +65,8 @@ def add_exchanges(
         arrived = _add_server(b, job, workers, home, sent, cut)
     else:
         members = Members.of(job.cluster, job.workers)
-        sizes = cut.share * job.workload.gradient_bytes * options.sent_share
-        cost = all_reduce_cost(members, sizes, options)
+        whole = job.workload.gradient_bytes * options.sent_share / options.messages
+        cost = all_reduce_cost(members, cut.share * whole, options).times(options.messages)
         symmetric = fold and cost.symmetric(members.fabric)
         communicator = Communicator(b, job, members, symmetric=symmetric)
         average = communicator.add("average", cost, axis="fragment")

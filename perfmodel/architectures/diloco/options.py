@@ -18,6 +18,9 @@ PERIOD = 100
 MOST_PERIOD = 1000
 """Steps between two exchanges of the same parameters; a limit that catches typing errors."""
 
+MOST_MESSAGES = 100_000
+"""Collectives of a fragment; a limit that catches typing errors."""
+
 MOST_LOCAL = 0.99
 """Greatest weight of a worker's own parameters; with 1 it would take in nothing of the others."""
 
@@ -72,6 +75,14 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
     outer_s: Annotated[
         float, Option("time of the outer optimizer's step for the whole model, where it is made")
     ] = 0.0
+    messages: Annotated[
+        int,
+        Option(
+            "collectives of equal size that a fragment is exchanged in, one after the other, such "
+            "as one for each tensor",
+            lambda o: o.exchange == "server",
+        ),
+    ] = 1
     outer_learning_rate: Annotated[
         float, Option("learning rate of the outer optimizer; no effect on time")
     ] = 0.7
@@ -100,6 +111,7 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
                 f"fragments: at most one is exchanged after a step, so at most period = "
                 f"{self.period}, got {self.fragments}"
             )
+        whole_number("messages", self.messages, at_most=MOST_MESSAGES)
         whole_number("overlap_steps", self.overlap_steps, at_least=0)
         if self.overlap_steps >= self.period:
             raise InputError(

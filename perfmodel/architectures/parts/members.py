@@ -96,6 +96,12 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         """Seconds of each, (sizes,)."""
         return self.startup_s + self.transfer_s
 
+    def times(self, count: int) -> Cost:
+        """The costs of ``count`` equal collectives of each size, one after the other."""
+        if count == 1:
+            return self
+        return Cost(count * self.bytes, self.loads, count * self.startup_s, count * self.transfer_s)
+
     def symmetric(self, fabric: Fabric) -> bool:
         """Whether all links of a kind have the same load."""
         return all(
