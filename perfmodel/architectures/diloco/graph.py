@@ -67,8 +67,8 @@ def add_exchanges(
         members = Members.of(job.cluster, job.workers)
         whole = job.workload.gradient_bytes * options.sent_share / options.messages
         cost = all_reduce_cost(members, cut.share * whole, options).times(options.messages)
-        symmetric = fold and cost.symmetric(members.fabric)
-        communicator = Communicator(b, job, members, symmetric=symmetric)
+        network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
+        communicator = Communicator(b, network)
         average = communicator.add("average", cost, axis="fragment")
         b.edge(sent, average[None])
         _once(b, average, len(sent))

@@ -100,7 +100,12 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         """The costs of ``count`` equal collectives of each size, one after the other."""
         if count == 1:
             return self
-        return Cost(count * self.bytes, self.loads, count * self.startup_s, count * self.transfer_s)
+        return msgspec.structs.replace(
+            self,
+            bytes=count * self.bytes,
+            startup_s=count * self.startup_s,
+            transfer_s=count * self.transfer_s,
+        )
 
     def symmetric(self, fabric: Fabric) -> bool:
         """Whether all links of a kind have the same load."""
