@@ -11,6 +11,7 @@ them, each of which sends as many bytes as the model has, are an assumption here
 
 from __future__ import annotations
 
+import bisect
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,11 @@ def utilisation(arch: str, options: dict[str, Any], gbit_per_s: float, fidelity:
 
 
 def first(arch: str, options: dict[str, Any], target: float) -> int:
-    """The number of the least bandwidth of the grid at which the utilisation is reached."""
-    reached = (utilisation(arch, options, rate, "coarse") >= target for rate in GRID.tolist())
-    return list(reached).index(True)
+    """The number of the least bandwidth of the grid at which the utilisation is reached: it rises
+    with the bandwidth."""
+    return bisect.bisect_left(
+        GRID.tolist(), target, key=lambda rate: utilisation(arch, options, rate, "coarse")
+    )
 
 
 def steps_off(name: str) -> list[int]:
@@ -93,6 +96,7 @@ def test_canary_without_the_backward_pass_more_is_needed(monkeypatch: pytest.Mon
     assert steps_off("DiLoCo")[-1] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rate"), [("streaming", 9.1), ("overlap", 3.6), ("DiLoCo", 7.5)])
 def test_simulations_agree_with_the_formulas(name: str, rate: float) -> None:
     arch, options, _ = TABLE[name]
