@@ -6,19 +6,16 @@ The folder holds ``speed_vs_workers.csv``, steps of all workers per second (a mi
 its devices, as in ``2k80+1p100``), and perhaps ``one_worker_step_time.csv``, with tensors and
 parameters of each model.
 
-The fits are in ``fitted/cmdare.json``: *n3* and *n4* to the runs with one server and up to 3 or 4
-workers, *all* to all with one server. Each predicts the runs that it was not fitted to. A model
-that it does not know is predicted from its runs with one worker.
+Each fit predicts the runs that it was not fitted to. A model that it does not know is predicted
+from its runs with one worker.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import click
 import msgspec
 
 from benchmarks.accuracy import cloud, fitted, rows
@@ -29,19 +26,10 @@ from perfmodel.calibration.servers.asynchronous import AsynchronousFit, fit_asyn
 
 ABOUT = about("cmdare")
 
-MOST_WORKERS: dict[str, float] = {"n3": 3, "n4": 4, "all": math.inf}
-"""Most workers of the runs that each fit is of."""
+SPEEDS = "speed_vs_workers.csv"
 
-MOST_SEEN = 5
-"""Most workers of any run at hand."""
-
-CAMPAIGNS = 0.05
-"""Standard deviation between the campaigns of the two files, whose six common series differ by 1.2
-to 18 %, with a median of 3.9 %."""
-
-PUBLISHED = ("v100", "resnet32", [(7, 7 / 46.2, 0.14)])
-"""46.2 steps/s with one server and seven workers, software and cloud the same (Li, Walls, Xu, Guo,
-ICAC 2019, arXiv 1903.00045); campaigns differ by so much."""
+MOST_WORKERS = {"n3": 3, "n4": 4, "all": 5}
+"""Most workers of the runs that each fit is of; there are none of more at hand."""
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +55,27 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_workers / self.steady_steps_per_s_wall
 
     @property
+    def names(self) -> set[str]:
+        """Devices, each with the model."""
+        return {f"{device}/{model_of(self.model)}" for device in self.mix}
+
+    @property
     def series(self) -> str:
-        """Device and model, where there is one server and one kind of device; else nothing."""
-        plain = self.num_ps == len(self.mix) == 1
-        return f"{next(iter(self.mix))}/{model_of(self.model)}" if plain else ""
+        """The name, where there is one server and one kind of device; else nothing."""
+        return min(self.names) if self.num_ps == len(self.mix) == 1 else ""
+
+    def run(self, split: str, fit: AsynchronousFit, sizes: cloud.Sizes) -> Run:
+        """The row, predicted by a fit."""
+        pool, mix = f"cmdare/{split}", self.mix
+        pools = {f"{pool}-mixed": len(mix) > 1, f"{pool}-two-servers": self.num_ps == 2}
+        return Run(
+            f"{pool}/{self.model}",
+            f"{self.gpu} {self.model} {self.num_workers} workers {self.num_ps} servers",
+            cloud.job_of(fit, model_of(self.model), mix, self.num_ps, sizes),
+            step_s=self.step_s,
+            pools=(pool, *(name for name, holds in pools.items() if holds)),
+            setting=f"{'+'.join(sorted(mix))}/{self.model}",
+        )
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,57 +90,37 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 def cases(folder: Path) -> list[Case]:
     """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
-    speeds, sizes = read(folder), dict(cloud.SIZES)
-    runs: list[Run] = []
-    left_out: dict[str, None] = {}
+    speeds, sizes = rows.read(folder / SPEEDS, Speed), dict(cloud.SIZES)
     alone = _series(row for row in speeds if row.num_workers == 1)
     path = folder / "one_worker_step_time.csv"
     for time in rows.read(path, StepTime) if path.is_file() else ():
         model = model_of(time.model)
         one = alone.setdefault(f"{time.gpu.lower()}/{model}", [])
-        one.append((1, time.step_time_median_s, SPREAD + CAMPAIGNS))
+        one.append((1, time.step_time_median_s, SPREAD + ABOUT.facts["campaigns"]))
         if time.num_tensors:
             sizes[model] = (time.num_tensors, time.num_parameters)
-    wanted = sorted({f"{gpu}/{model_of(row.model)}" for row in speeds for gpu in row.mix})
-    for split, known in read_fits().items():
+    counted = [row for row in speeds if sum(row.mix.values()) == row.num_workers]
+    uncounted = (f"{row.num_workers} workers of {row.gpu}" for row in speeds if row not in counted)
+    rows.say_left_out("not as many devices as workers", uncounted)
+    wanted = {name for row in counted for name in row.names}
+    found, left_out = [], []
+    for split, known in fitted.read("cmdare", AsynchronousFit).items():
         new = [
             cloud.series(*name.split("/"), alone[name], sizes)
-            for name in wanted
-            if name in alone and name not in known.compute_s and name.split("/")[1] in sizes
+            for name in sorted(wanted & alone.keys() - known.compute_s.keys())
+            if name.split("/")[1] in sizes
         ]
         fit = known.with_series(new) if new else known
-        for row in speeds:
-            mix, model = row.mix, model_of(row.model)
-            if sum(mix.values()) != row.num_workers:
-                left_out[f"{row.gpu!r} are not {row.num_workers} workers"] = None
-            elif any(f"{gpu}/{model}" not in fit.compute_s for gpu in mix):
-                left_out[f"no run with one worker, or size not known: {model} on {row.gpu}"] = None
-            elif not (row.num_workers == row.num_ps == 1 or fitted_to(split, row, known)):
-                runs.append(
-                    Run(
-                        f"cmdare/{split}/{row.model}",
-                        f"{row.gpu} {row.model} {row.num_workers} workers {row.num_ps} servers",
-                        cloud.job_of(fit, model, mix, row.num_ps, sizes),
-                        step_s=row.step_s,
-                        pools=(
-                            f"cmdare/{split}",
-                            *[f"cmdare/{split}-mixed"] * (len(mix) > 1),
-                            *[f"cmdare/{split}-two-servers"] * (row.num_ps == 2),
-                        ),
-                        setting=f"{'+'.join(sorted(mix))}/{row.model}",
-                    )
-                )
-    for reason in left_out:
-        click.echo(f"left out: {reason}", err=True)
-    if not runs:
+        for row in counted:
+            seen = row.num_workers <= MOST_WORKERS[split] and row.series in known.compute_s
+            if not row.names <= fit.compute_s.keys():
+                left_out.append(f"{row.model} on {row.gpu}")
+            elif not (seen or row.num_workers == row.num_ps == 1):
+                found.append(row.run(split, fit, sizes))
+    rows.say_left_out("no run with one worker, or size not known", left_out)
+    if not found:
         raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
-    return predicted(runs)
-
-
-def fitted_to(split: str, row: Speed, fit: AsynchronousFit) -> bool:
-    """Whether a run is among those that a fit is of."""
-    few = row.num_workers <= min(MOST_WORKERS[split], MOST_SEEN)
-    return few and row.series in fit.compute_s
+    return predicted(found)
 
 
 def fit(folder: Path) -> None:
@@ -145,20 +130,14 @@ def fit(folder: Path) -> None:
 
 def calibrated(folder: Path, most: float) -> AsynchronousFit:
     """A fit to the runs with one server and up to ``most`` workers."""
-    found = _series(row for row in read(folder) if row.num_workers <= most)
+    speeds = rows.read(folder / SPEEDS, Speed)
+    found = _series(row for row in speeds if row.num_workers <= most)
     every = [cloud.series(*name.split("/"), runs) for name, runs in found.items()]
     # how fast the device computes was not published
-    return fit_asynchronous_servers([*every, cloud.series(*PUBLISHED)]).without(PUBLISHED[0])
-
-
-def read_fits() -> dict[str, AsynchronousFit]:
-    """The fits by the name of their split."""
-    return fitted.read("cmdare", AsynchronousFit)
-
-
-def read(folder: Path) -> list[Speed]:
-    """The measured runs."""
-    return rows.read(folder / "speed_vs_workers.csv", Speed)
+    one = ABOUT.facts["published"]
+    run = (one["workers"], one["workers"] / one["steps_per_s"], one["spread"])
+    every.append(cloud.series(one["device"], one["model"], [run]))
+    return fit_asynchronous_servers(every).without(one["device"])
 
 
 def _series(speeds: Iterable[Speed]) -> dict[str, list[tuple[int, float, float]]]:
@@ -166,6 +145,5 @@ def _series(speeds: Iterable[Speed]) -> dict[str, list[tuple[int, float, float]]
     found: dict[str, list[tuple[int, float, float]]] = {}
     for row in speeds:
         if row.series:
-            own = found.setdefault(row.series, [])
-            own.append((row.num_workers, row.step_s, SPREAD))
+            found.setdefault(row.series, []).append((row.num_workers, row.step_s, SPREAD))
     return found

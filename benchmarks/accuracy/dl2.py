@@ -2,63 +2,39 @@
 
 Peng et al., "DL2: A Deep Learning-driven Scheduler for Deep Learning Clusters", IEEE TPDS 2021:
 MXNet, one batch shared by all workers, servers and workers in containers of about two cores. The
-folder holds
+folder holds ``config_speed.csv``, samples per second and the processors that servers and workers
+used, and ``models.csv``, computing time of a step and size of each DNN.
 
-- ``config_speed.csv``: samples per second, by ``model``, ``num_ps`` and ``num_worker``, and the
-  processors that servers and workers used,
-- ``models.csv``: computing time of a step and size of each DNN.
-
-The fits are in ``fitted/dl2.json``: *few* to the quarter of each DNN's runs with the fewest
-workers times servers, *dnn/NAME* to all runs of the other DNNs, *all* to all runs. Each predicts
-the runs that it was not fitted to. A DNN that a fit does not know is predicted from its size, its
-computing time and its run with one worker and one server, if there is one.
+Each fit predicts the runs that it was not fitted to. A DNN that it does not know is predicted from
+its size, its computing time and its run with one worker and one server, if there is one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import msgspec
-import numpy as np
 
-from benchmarks.accuracy import dnns, fitted, rows
+from benchmarks.accuracy import dnns, fitted, rows, tables
 from benchmarks.accuracy.cases import Case, Run, about, predicted
-from perfmodel import make_job
+from perfmodel import Link, Server, Workload, WorkloadLayer, make_job
 from perfmodel.base.errors import InputError
-from perfmodel.base.provenance import Source
-from perfmodel.calibration.servers.synchronous import (
-    Dnn,
-    ServedDnn,
-    SynchronousFit,
-    SynchronousRun,
-    fit_synchronous_servers,
-)
-from perfmodel.inputs.cluster import Cluster, Link
-from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.calibration.servers import synchronous
+from perfmodel.calibration.servers.synchronous import Dnn, SynchronousFit, SynchronousRun
+from perfmodel.calibration.servers.synchronous import fit_synchronous_servers as fit_servers
 
 ABOUT = about("dl2")
 
 CORES = 2.0
 """Cores of a container: none uses more than 2.02."""
 
-SYNCHRONOUS = "dist_sync"
-
-CLUSTER = Cluster(
-    name="containers",
-    nic=Link(25e9 / 8.0),
-    source=Source("estimated", "links are assumed not to limit: 25 Gb/s"),
-)
+CLUSTER = tables.cluster(Link(25e9 / 8.0), server=Server())
+"""Links are assumed not to limit."""
 
 OPTIONS = {"sync": "bsp", "duplex": True, "split_above_bytes": 0.0}
 """MXNet answers each tensor at once. What servers have of tensors is in ``uneven``."""
-
-LAYERS = 16
-
-LAYER_SIZES: dict[str, list[float]] = ABOUT.facts["layer_sizes"]
-TENSORS: dict[str, int] = ABOUT.facts["tensors"]
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -69,27 +45,17 @@ class Speed(msgspec.Struct, frozen=True):
     num_ps: int
     num_worker: int
     speed_sum_samples_per_s: float
-    sync_mode: str = SYNCHRONOUS
+    sync_mode: str = "dist_sync"
     speed_min_worker: float = math.inf
     worker_cpu_mean: float = 0.0
     ps_cpu_mean: float = 0.0
 
     @property
-    def ran(self) -> bool:
-        """Whether no worker stopped."""
-        return min(self.speed_sum_samples_per_s, self.speed_min_worker) > 0.0
-
-    @property
     def run(self) -> SynchronousRun:
         """The row as a run."""
         step_s = self.total_batch_size / self.speed_sum_samples_per_s
-        return SynchronousRun(
-            workers=self.num_worker,
-            servers=self.num_ps,
-            step_s=step_s,
-            worker_cpu_s=self.worker_cpu_mean / CORES * step_s or None,
-            server_cpu_s=self.ps_cpu_mean / CORES * step_s or None,
-        )
+        cpu_s = (x / CORES * step_s or None for x in (self.worker_cpu_mean, self.ps_cpu_mean))
+        return SynchronousRun(self.num_worker, self.num_ps, step_s, *cpu_s)
 
 
 class Profile(msgspec.Struct, frozen=True, rename={"size_megabytes": "model_size_MB"}):
@@ -99,6 +65,18 @@ class Profile(msgspec.Struct, frozen=True, rename={"size_megabytes": "model_size
     local_comp_time_s: float
     size_megabytes: float
 
+    def workload(self, batch_size: int) -> Workload:
+        """A step on one worker, with the whole batch."""
+        parts = ABOUT.facts["layer_sizes"].get(self.model, [1.0] * ABOUT.facts["other_layers"])
+        each_s, size_bytes = self.local_comp_time_s / len(parts), self.size_megabytes * 1e6
+        layers = [
+            WorkloadLayer(f"{i}", each_s / 3.0, each_s / 1.5, (size_bytes * part / sum(parts),))
+            for i, part in enumerate(parts)
+        ]
+        tensors = ABOUT.facts["tensors"].get(self.model, dnns.MANY_TENSORS)
+        whole = Workload.of(self.model, layers, batch_size=batch_size)
+        return msgspec.structs.replace(whole, tensors=tensors)
+
 
 def cases(folder: Path) -> list[Case]:
     """Every run as each fit predicts it that was not fitted to it; step times in seconds."""
@@ -107,13 +85,10 @@ def cases(folder: Path) -> list[Case]:
     for dnn in read(folder):
         for split in ("few", "all"):
             if dnn.name in entries[split].dnns:
-                served = entries[split].dnns[dnn.name]
-                every = [run for run in dnn.runs if (run.workers, run.servers) in served.seen]
-                found += _runs(split, dnn, served, fewest(dnn.runs) if split == "few" else every)
-        alone = [run for run in dnn.runs if run.workers == run.servers == 1][:1]
+                found += _runs(split, dnn, entries[split].dnns[dnn.name])
+        alone = tuple(run for run in dnn.runs if run.workers == run.servers == 1)[:1]
         entry = entries.get(f"dnn/{dnn.name}") or entries["all"]
-        served = entry.of(msgspec.structs.replace(dnn, runs=tuple(alone)))
-        found += _runs("dnn", dnn, served, alone)
+        found += _runs("dnn", dnn, entry.of(msgspec.structs.replace(dnn, runs=alone)))
     if not found:
         raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
     return predicted(found)
@@ -126,83 +101,48 @@ def fit(folder: Path) -> None:
 
 def entries_of(folder: Path) -> dict[str, SynchronousFit]:
     """The fits by name: *few*, *dnn/NAME* of each DNN, *all*."""
-    dnns_ = read(folder)
-    if len(dnns_) < 2:
+    every = read(folder)
+    if len(every) < 2:
         raise InputError(f"{folder}: runs of at least two DNNs in models.csv are needed")
-    few = [msgspec.structs.replace(dnn, runs=tuple(fewest(dnn.runs))) for dnn in dnns_]
-    entries = {"few": fit_synchronous_servers(few)}
-    for dnn in dnns_:
-        others = [other for other in dnns_ if other is not dnn]
-        entries[f"dnn/{dnn.name}"] = fit_synchronous_servers(others, for_others=True)
-    return entries | {"all": fit_synchronous_servers(dnns_)}
+    few = [msgspec.structs.replace(dnn, runs=fewest(dnn.runs)) for dnn in every]
+    others = {dnn.name: [other for other in every if other is not dnn] for dnn in every}
+    found = {f"dnn/{n}": fit_servers(dnns_, for_others=True) for n, dnns_ in others.items()}
+    return {"few": fit_servers(few), **found, "all": fit_servers(every)}
 
 
-def fewest(some: Sequence[SynchronousRun]) -> list[SynchronousRun]:
+def fewest(some: tuple[SynchronousRun, ...]) -> tuple[SynchronousRun, ...]:
     """The quarter with the fewest workers times servers; of equal ones, first the fewer workers."""
     rising = sorted(some, key=lambda run: (run.workers * run.servers, run.workers, run.servers))
-    return rising[: max(1, round(len(some) / 4))]
+    return tuple(rising[: max(1, round(len(some) / 4))])
 
 
 def read(folder: Path) -> list[Dnn]:
     """The DNNs with their synchronous runs; says which rows are left out."""
-    path, found = folder / "models.csv", []
+    path, speeds = folder / "models.csv", rows.read(folder / "config_speed.csv", Speed)
     profiles = {row.model: row for row in rows.read(path, Profile)} if path.is_file() else {}
-    speeds = rows.read(folder / "config_speed.csv", Speed)
-    usable = [row for row in speeds if row.sync_mode == SYNCHRONOUS and row.ran]
-    for name in dict.fromkeys(row.model for row in usable):
-        some = [row for row in usable if row.model == name]
-        if name not in profiles:
-            click.echo(f"{name}: not in models.csv, left out", err=True)
-            continue
-        whole = _workload(profiles[name], int(some[0].total_batch_size))
+    ran = [row for row in speeds if row.sync_mode == "dist_sync"
+           and min(row.speed_sum_samples_per_s, row.speed_min_worker) > 0.0]  # fmt: skip
+    if left := len(speeds) - len(ran):
+        click.echo(f"not synchronous, or a worker stopped, left out: {left}", err=True)
+    rows.say_left_out("not in models.csv", (row.model for row in ran if row.model not in profiles))
+    found = []
+    for name in dict.fromkeys(row.model for row in ran if row.model in profiles):
+        some = [row for row in ran if row.model == name]
+        whole = profiles[name].workload(int(some[0].total_batch_size))
         job = make_job(workload=whole, cluster=CLUSTER, arch="ps", options=OPTIONS)
         found.append(Dnn(job=job, runs=tuple(row.run for row in some)))
-    if len(usable) < len(speeds):
-        left = len(speeds) - len(usable)
-        click.echo(f"not synchronous, or a worker stopped, left out: {left}", err=True)
     return found
 
 
-def _workload(profile: Profile, batch_size: int) -> Workload:
-    """A DNN's step on one worker, with the whole batch."""
-    name, size_bytes = profile.model, profile.size_megabytes * 1e6
-    layers = dnns.layers_of(name) if name == "resnet-50" else None
-    if layers is not None:
-        every = [tensor.bytes for layer in layers for tensor in layer.tensors]
-        sizes = [float(sum(part)) for part in np.array_split(every, LAYERS)]
-    else:
-        sizes = LAYER_SIZES.get(name, [1.0] * LAYERS)
-    each_s = profile.local_comp_time_s / len(sizes)
-    found = Workload.of(
-        name,
-        [
-            WorkloadLayer(f"{i}", each_s / 3.0, each_s / 1.5, (size_bytes * size / sum(sizes),))
-            for i, size in enumerate(sizes)
-        ],
-        batch_size=batch_size,
-    )
-    return msgspec.structs.replace(found, tensors=TENSORS.get(name, dnns.MANY_TENSORS))
-
-
-def _runs(split: str, dnn: Dnn, served: ServedDnn, known: Sequence[SynchronousRun]) -> list[Run]:
-    """The runs of a DNN but those that are known."""
-    return [
-        Run(
-            f"dl2/{split}/{dnn.name}",
-            f"{dnn.name} {run.workers} workers {run.servers} servers",
-            make_job(
-                workload=served.workload(
-                    dnn.job.workload, max(round(dnn.job.workload.batch_size / run.workers), 1)
-                ),
-                cluster=served.cluster(CLUSTER),
-                workers=run.workers,
-                arch="ps",
-                options={**OPTIONS, "servers": run.servers, "uneven": served.uneven},
-            ),
-            step_s=run.step_s,
-            pools=(f"dl2/{split}",),
-            setting=dnn.name,
-        )
-        for run in dnn.runs
-        if run not in known
-    ]
+def _runs(split: str, dnn: Dnn, served: synchronous.ServedDnn) -> list[Run]:
+    """The runs of a DNN but those that were fitted to."""
+    whole, pool, found = dnn.job.workload, f"dl2/{split}", []
+    for run in (run for run in dnn.runs if (run.workers, run.servers) not in served.seen):
+        work = served.workload(whole, max(round(whole.batch_size / run.workers), 1))
+        options = {**OPTIONS, "servers": run.servers, "uneven": served.uneven}
+        job = make_job(workload=work, cluster=served.cluster(CLUSTER), workers=run.workers,
+                       arch="ps", options=options)  # fmt: skip
+        name = f"{dnn.name} {run.workers} workers {run.servers} servers"
+        group = f"{pool}/{dnn.name}"
+        found.append(Run(group, name, job, run.step_s, pools=(pool,), setting=dnn.name))
+    return found

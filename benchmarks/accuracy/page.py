@@ -177,8 +177,10 @@ def _coverage(sources: Sequence[Found]) -> str:
             reached = "yes" if COVERED[0] <= of.inside <= COVERED[1] else "no"
             groups = f"{of.right} of {of.groups}" if of.groups else ""
             best = f"{of.attainable:.0f}" if of.groups else ""
-            rows.append([found.name, str(of.runs), f"{of.inside:.0%}", reached, groups, best])
-    return _rows(("source", "runs", "in 90 %", "reached", "large groups", "attainable"), rows)
+            whole = [str(of.runs), f"{of.inside:.0%}", reached, f"{of.chance:.0%}"]
+            rows.append([found.name, *whole, groups, best])
+    heads = ("source", "runs", "in 90 %", "reached", "chance", "large groups", "attainable")
+    return _rows(heads, rows)
 
 
 def _ranking(sources: Sequence[Found]) -> str:

@@ -27,7 +27,14 @@ import numpy as np
 
 from perfmodel.base.errors import InputError
 from perfmodel.inputs import catalogue
-from perfmodel.inputs.batch_scaling import at_batch_size
+from perfmodel.inputs.batch_scaling import (
+    COMMON_ERROR,
+    FOREIGN_ERROR,
+    KIND_ERROR,
+    SPEED_ERROR,
+    TYPICAL_ERROR,
+    at_batch_size,
+)
 from perfmodel.inputs.device_transfer import estimate
 from perfmodel.inputs.profile import Gradients, Profile, Timing
 
@@ -147,8 +154,15 @@ def launching_scores(series: Sequence[Series]) -> dict[tuple[str, float, float],
     return found
 
 
+OTHER_DEVICE = (COMMON_ERROR, KIND_ERROR, SPEED_ERROR, TYPICAL_ERROR, FOREIGN_ERROR)
+"""Errors of estimates whose batch size was measured on the other device, or does not matter."""
+
+
 def devices() -> Iterator[Case]:
-    """Every timing of the catalogue as if its device were one that the profile has none on."""
+    """Every timing of the catalogue as if its device were one that the profile has none on.
+
+    Where another batch size adds to the error, it is not counted.
+    """
     known = {name: catalogue.device(name) for name in catalogue.device_names()}
     models = [catalogue.model(name) for name in catalogue.model_names()]
     for one in models:
@@ -180,6 +194,8 @@ def devices() -> Iterator[Case]:
                         others=who,
                     )
                 except InputError:  # nothing to estimate by
+                    continue
+                if found.error_fraction not in OTHER_DEVICE:
                     continue
                 how = " ".join(a.source for a in found.assumptions)
                 if "models on both" in group and "other models on both" not in how:

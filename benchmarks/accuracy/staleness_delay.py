@@ -58,20 +58,16 @@ def cases(folder: Path) -> list[Case]:
     fits = fitted.read("staleness_delay", StalenessFit)
     found: list[Case] = []
     for name, delays in read(folder).items():
-        fit = fits.get(_problem(name), fits["all"])
+        fit, workers = fits.get(_problem(name), fits["all"]), _workers(delays)
         first = fit.logs.get(name, len(delays) // 2)
-        early, late, workers = delays[:first], delays[first:], _workers(delays)
+        early, late = delays[:first], delays[first:]
         if len(late) < WINDOW * workers:
             click.echo(f"fitted to all of it, left out: {name}", err=True)
             continue
-        run = Run(
-            group=f"staleness_delay/mean/{name}",
-            name=name,
-            job=job_of(workers, fit.jitter),
-            staleness=float(late.mean()),
-            pools=("staleness_delay/mean-BCD",),
-        )
-        found += predicted([run])
+        job, mean = job_of(workers, fit.jitter), float(late.mean())
+        pools: tuple[str, ...] = ("staleness_delay/mean-BCD",)
+        group = f"staleness_delay/mean/{name}"
+        found += predicted([Run(group, name, job, staleness=mean, pools=pools)])
         seen = _seen(workers, fit.jitter)
         for split, part in PARTS.items():
             group = f"staleness_delay/{split}/{name}:staleness"
@@ -90,8 +86,8 @@ def fit(folder: Path) -> None:
         some = {n: half for n, half in halves.items() if problem in (_problem(n), "all")}
         likely = [sum(_likelihood(half, cv) for half in some.values()) for cv in SPREADS]
         rows = {name: len(half) for name, half in some.items()}
-        best = SPREADS[int(np.argmax(likely))]
-        entries[problem] = StalenessFit(sum(rows.values()), rows, best)
+        jitter = SPREADS[int(np.argmax(likely))]
+        entries[problem] = StalenessFit(sum(rows.values()), rows, jitter)
     fitted.write("staleness_delay", entries)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.targets import COVERED
-from perfmodel.base.uncertainty import WIDTH
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
 from perfmodel.validation.scores import summarise as distribution
 
 CLOSE = 0.03
@@ -55,7 +55,8 @@ class Coverage(msgspec.Struct, frozen=True):
 
     ``runs`` of all splits, ``inside`` of them; ``groups`` of at least :data:`MANY` runs, in how
     many of those the part was right (:data:`benchmarks.accuracy.targets.COVERED`), and in how many
-    it is expected to be if intervals know the :func:`attainable` spreads.
+    it is expected to be if intervals know the :func:`attainable` spreads. ``chance`` is that of the
+    right part of all runs, if each is inside with a probability of 0.9: few can hardly have it.
     """
 
     runs: int
@@ -63,6 +64,7 @@ class Coverage(msgspec.Struct, frozen=True):
     groups: int
     right: int
     attainable: float
+    chance: float
 
 
 MANY = 20
@@ -86,7 +88,17 @@ def coverage(cases: Iterable[Case]) -> Coverage | None:
     large = [float(np.mean(inside)) for inside in groups.values() if len(inside) >= MANY]
     right = sum(COVERED[0] <= part <= COVERED[1] for part in large)
     best = sum(attainable(misses.values()) for misses in splits.values())
-    return Coverage(len(every), float(np.mean(every)), len(large), right, best)
+    part, chance = float(np.mean(every)), chance_of_right(len(every))
+    return Coverage(len(every), part, len(large), right, best, chance)
+
+
+def chance_of_right(runs: int) -> float:
+    """Probability that the right part of so many runs is inside, if each one is with that of
+    :data:`perfmodel.base.uncertainty.COVERAGE`, whatever the others are."""
+    from scipy.stats import binom
+
+    least, most = math.ceil(COVERED[0] * runs), math.floor(COVERED[1] * runs)
+    return float(binom.cdf(most, runs, COVERAGE) - binom.cdf(least - 1, runs, COVERAGE))
 
 
 def attainable(groups: Iterable[Sequence[float]]) -> float:

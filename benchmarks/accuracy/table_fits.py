@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.accuracy import fitted
 from benchmarks.accuracy.cases import About, Case, Run, predicted
@@ -20,7 +21,7 @@ from benchmarks.accuracy.fitted import rounded
 from perfmodel import Job, predict
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.calibration.regression import Misses, Parameter, Regression, spread_of
+from perfmodel.calibration.regression import Misses, Parameter, Regression
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import features_of
@@ -234,23 +235,30 @@ def _found(
     series, dnns = [row.series for row in rows], [row.dnn for row in rows]
     values = {n: rounded(before[n].value * f) for n, f in near.values(x).items()}
     features = [features_of(row.job({n: values[n] for n in row.fields})) for row in rows]
-    left_out = near.left_out(series, x, scale)
+
+    def exact(at: Floats, some: NDArray[np.int64]) -> Floats:
+        misses = _misses([rows[i] for i in some], before, True)
+        one = Regression(list(near.parameters.values()), misses, near.spreads[some])
+        found: Floats = one.misses(at[None])[0]
+        return found
+
+    left_out = near.left_out(series, x, scale, exact=exact)
     known = near.calibration(x, scale, {n: n for n in values}, left_out=left_out,
                              groups=len(set(series)), features=features)  # fmt: skip
     # features that always change together are one: the workers, if they are among them
     once = {growth: name for name, growth in reversed(known.growth.items())}
     growth = {n: g for n, g in known.growth.items() if once[g] == n}
-    unseen = near.left_out(dnns, x, scale) if len(set(dnns)) > 1 else left_out
-    families = {
-        family: spread_of(left_out[[row.family == family for row in rows]],
-                          len({row.series for row in rows if row.family == family}))
-        for family in sorted({row.family for row in rows})
-    }  # fmt: skip
+    unseen = near.left_out(dnns, x, scale, exact=exact) if len(set(dnns)) > 1 else left_out
+    families = {}
+    for family in sorted({row.family for row in rows}):
+        own = np.array([row.family == family for row in rows])
+        count = len({row.series for row in rows if row.family == family})
+        families[family] = left_out.spread(count, own)
     return Fit(
         values=values,
         known=msgspec.structs.replace(known, growth=growth),
         families={family: rounded(spread) for family, spread in families.items()},
-        unseen=rounded(spread_of(unseen, len(set(dnns)))),
+        unseen=rounded(unseen.spread(len(set(dnns)))),
         dnns=tuple(sorted(set(dnns))),
         keys=tuple(row.key for row in rows),
         alone_s={name: rounded(seconds) for name, seconds in alone_s.items()},

@@ -37,6 +37,11 @@ TARGETS = (
     Target("mxnet/few", 0.05, 0.15),
     Target("kungfu/few", 0.05, 0.15),
     Target("llm_foundry/none", 0.10, 0.30),
+    Target("lambda_pytorch/none", 0.10, 0.30),
+    Target("nvidia/none", 0.10, 0.30),
+    Target("mlperf/none", 0.10, 0.30),
+    Target("gavel/none", 0.10, 0.30),
+    Target("diloco_measured/shaped", 0.03, 0.10),
 )
 
 

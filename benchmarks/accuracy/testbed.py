@@ -135,10 +135,8 @@ def _cluster(config: dict[str, Any], net: dict[str, Any], gloo: list[dict[str, A
         latency_s = near["allreduce_s"][smallest] / (2 * (near["n_workers"] - 1))
     if "tcp_goodput_bps" in net:
         efficiency = min(net["tcp_goodput_bps"] / rate, 1.0)
-    nic, *nics = [
-        pm.Link(bits_per_s / 8, latency_s, efficiency)
-        for bits_per_s in (rate, *config.get("rates_bps", ()))
-    ]
+    rates = (rate, *config.get("rates_bps", ()))
+    nic, *nics = [pm.Link(bits_per_s / 8, latency_s, efficiency) for bits_per_s in rates]
     return pm.Cluster(
         name="testbed",
         nic=nic,

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import click
 import msgspec
 import numpy as np
 
-from benchmarks.accuracy import cloud, cmdare, fitted, rows
+from benchmarks.accuracy import cloud, fitted, rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import InputError, number
 from perfmodel.calibration.servers.asynchronous import AsynchronousFit
@@ -72,7 +71,7 @@ def cases(folder: Path) -> list[Case]:
         if isinstance(setup, str):
             left_out.append(f"{config} of {experiment} ({setup})")
         elif not {f"{device}/{MODEL}" for device in setup.workers} <= told.fit.compute_s.keys():
-            left_out.append(f"{config} of {experiment} (a device that nobody measured)")
+            left_out.append(f"{config} of {experiment} (no run on such a device)")
         elif not any(setup == Setup(1, {name: count}) for name, count in told.workers.items()):
             found.append(
                 Run(
@@ -84,8 +83,7 @@ def cases(folder: Path) -> list[Case]:
                     setting=MODEL,
                 )
             )
-    if left_out:
-        click.echo(f"left out: {', '.join(left_out)}", err=True)
+    rows.say_left_out("not predicted", left_out)
     if not found:
         raise InputError(f"{folder}: no run that can be predicted and was not fitted to")
     return predicted(found)
@@ -98,7 +96,7 @@ def fit(folder: Path) -> None:
 
 def calibrated(folder: Path) -> Fit:
     """The other campaign's fit, with the devices whose runs only this one has."""
-    server = cmdare.read_fits()["all"]
+    server = fitted.read("cmdare", AsynchronousFit)["all"]
     fewest: dict[str, tuple[int, list[float]]] = {}
     for (experiment, config), rates in _runs(folder).items():
         setup = _setup(experiment, config)

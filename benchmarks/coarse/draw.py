@@ -380,6 +380,24 @@ def _local_sgd(draw: Draw) -> tuple[str, Options]:
     return "local_sgd", {"period": period, "algorithm": _one_of(draw, *kinds)}
 
 
+def _diloco(draw: Draw) -> tuple[str, Options]:
+    kinds = ("auto", "auto", "ring", "halving_doubling", "tree", "double_tree", "hierarchical")
+    period = int(_one_of(draw, 2, 4, 8, 16))
+    options: Options = {
+        "period": period,
+        "fragments": min(period, int(_one_of(draw, 1, 1, 2, 4))),
+        "pattern": _one_of(draw, "sequential", "strided"),
+        "overlap_steps": int(_one_of(draw, 0, 0, 1, period - 1)),
+        "during_backward": _chance(draw, 0.3),
+        "sent_as": _one_of(draw, "fp32", "bf16", "int8", "fp4"),
+        "algorithm": _one_of(draw, *kinds),
+        "exchange": "server" if _chance(draw, 0.2) else "all_reduce",
+    }
+    if _chance(draw, 0.3):
+        options |= {"encode_per_byte_s": _decades(draw, -11.0, -10.0), "outer_s": 0.01}
+    return "diloco", options
+
+
 def _overlapping(arch: str) -> Way:
     return lambda draw: (arch, {"overlap": _chance(draw, 0.6)})
 
@@ -409,6 +427,7 @@ WAYS: Mapping[str, Way] = {
     "allreduce": _allreduce,
     "fsdp": _fsdp,
     "local_sgd": _local_sgd,
+    "diloco": _diloco,
     "d_psgd": _overlapping("d_psgd"),
     "easgd": _easgd,
     "gosgd": _gosgd,

@@ -1,8 +1,9 @@
-"""Tables: CSV with a line of column names, and errors that say which line and column."""
+"""Tables: CSV with a line of column names, whose errors say line and column, and Parquet."""
 
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import math
 from collections.abc import Iterator, Mapping
@@ -140,6 +141,43 @@ def csv_text(frame: pd.DataFrame, path: str | Path | None = None) -> str:
     if path is not None:
         write(path, text.encode())
     return text
+
+
+def parquet(frame: pd.DataFrame, path: str | Path | None = None) -> bytes:
+    """A frame as a Parquet file, also written to ``path`` if there is one.
+
+    A column of both text and numbers becomes text.
+
+    Raises
+    ------
+    InputError : pyarrow is not installed, or the place cannot be written.
+    """
+    need_parquet()
+    whole = frame.copy()
+    for name in whole:
+        kinds = {type(value) for value in whole[name]} - {type(None)}
+        if whole[name].dtype == object and len(kinds) > 1:
+            whole[name] = [value if value is None else str(value) for value in whole[name]]
+    data = whole.to_parquet(None, engine="pyarrow", compression="zstd", index=False)
+    if path is not None:
+        write(path, data)
+    return data
+
+
+def has_parquet() -> bool:
+    """Whether Parquet files can be read and written."""
+    return importlib.util.find_spec("pyarrow") is not None
+
+
+def need_parquet() -> None:
+    """Refuse Parquet where it is not there.
+
+    Raises
+    ------
+    InputError : pyarrow is not installed.
+    """
+    if not has_parquet():
+        raise InputError("Parquet needs pyarrow: pip install 'perfmodel[parquet]'")
 
 
 def decode(data: bytes, *, name: str) -> Table:

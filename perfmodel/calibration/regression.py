@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity
-from perfmodel.base.uncertainty import COVERAGE, WIDTH
-from perfmodel.calibration.statistics import Status
+from perfmodel.calibration.statistics import LeftOut, Status, spread_of
 from perfmodel.inputs.calibration import FEATURES, Calibration
 from perfmodel.predicting.intervals import DOUBLING
 
@@ -59,9 +58,6 @@ expands."""
 
 DIFFERENCE = 1e-4
 """Half-width of the central differences of derivatives, in coordinates."""
-
-MOST_WIDER = 2.0
-"""Largest factor by which few groups widen a spread: with two, Student's would be nearly four."""
 
 LARGEST_FRACTION = 0.99
 """Largest starting value of a fraction: the logit of 1 is infinite."""
@@ -111,6 +107,10 @@ class Parameter(msgspec.Struct, frozen=True):
         elif self.scale == "log":
             value = np.exp(coordinate)
         return np.clip(value, self.smallest, self.most)
+
+
+Exact = Callable[[Floats, NDArray[np.int64]], Floats]
+"""Of a point (parameters,), the misfits of some rows, by their numbers."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -234,19 +234,25 @@ class Regression:
         x: Floats,
         scale: float,
         advance: Callable[[], None] | None = None,
-    ) -> Floats:
-        """Misfits of each row in a fit without all rows of its group, (rows,).
+        exact: Exact | None = None,
+    ) -> LeftOut:
+        """Each row in a fit without all rows of its group.
 
-        ``groups`` (rows,) names the group of each row; ``advance`` is called after each.
+        ``groups`` (rows,) names the group of each row; ``advance`` is called after each. ``exact``
+        is needed where misfits are linear about a point: what no other row tells may move far.
         """
-        found = np.empty(len(groups))
+        misses, explained, wider = np.empty(len(groups)), np.empty(len(groups)), self._wider(x)
         for group in dict.fromkeys(groups):
             own = np.array([each == group for each in groups])
-            others = self.solve([x], scale, np.flatnonzero(~own))
-            found[own] = self.misses(others[None])[0, own]
+            of, others = np.flatnonzero(own), np.flatnonzero(~own)
+            at = self.solve([x], scale, others)
+            misses[of] = self.misses(at[None])[0, of] if exact is None else exact(at, of)
+            information = self._information(at, scale * wider, others)
+            covariance = np.asarray(np.linalg.inv(information), np.float64)
+            explained[of] = self.explained(at, covariance)[of]
             if advance is not None:
                 advance()
-        return found
+        return LeftOut(misses, explained, self.misses(x[None])[0])
 
     def _descend(
         self,
@@ -302,6 +308,14 @@ class Regression:
         """Covariance of the coordinates, as wide as the estimated scale makes it."""
         return np.asarray(np.linalg.inv(self._information(x, scale * self._wider(x))), np.float64)
 
+    def explained(self, x: Floats, covariance: Floats) -> Floats:
+        """Variance of each row's miss that a covariance of the coordinates at a point means,
+        (rows,)."""
+        aside = DIFFERENCE * np.eye(len(x))
+        slopes = (self.misses(x + aside) - self.misses(x - aside)) / (2.0 * DIFFERENCE)
+        found: Floats = np.einsum("ir,ij,jr->r", slopes, covariance, slopes)
+        return found
+
     def log_covariance(self, x: Floats, scale: float) -> tuple[tuple[float, ...], ...]:
         """The same of the logarithms of the values, for
         :class:`perfmodel.inputs.calibration.Calibration`."""
@@ -322,7 +336,7 @@ class Regression:
         scale: float,
         paths: Mapping[str, str],
         *,
-        left_out: Floats | None = None,
+        left_out: LeftOut | None = None,
         groups: int | None = None,
         features: Sequence[Mapping[str, float]] = (),
     ) -> Calibration:
@@ -331,7 +345,7 @@ class Regression:
         Parameters
         ----------
         paths : the field of each parameter that the file has, by name of the parameter.
-        left_out : (rows,) what :meth:`left_out` found; None for a file whose spread is in another.
+        left_out : what :meth:`left_out` found; None for a file whose spread is in another.
         groups : how many were left out in turn, where rows of each are alike.
         features : (rows,) those of each row's job, as
             :func:`perfmodel.predicting.intervals.features_of` has them.
@@ -344,7 +358,7 @@ class Regression:
         return Calibration(
             parameters=tuple(paths[self.names[i]] for i in chosen),
             covariance=tuple(tuple(covariance[i][j] for j in chosen) for i in chosen),
-            spread=0.0 if left_out is None else _rounded(spread_of(left_out, groups or count)),
+            spread=0.0 if left_out is None else _rounded(left_out.spread(groups or count)),
             ranges={n: (float(v.min()), float(v.max())) for n, v in columns.items()},
             growth={n: _rounded(self.growth(v, x, scale)) for n, v in columns.items()},
             rows=count,
@@ -370,9 +384,9 @@ class Regression:
             weights += float((doublings**4).sum())
         return math.sqrt(excess / weights)
 
-    def _information(self, x: Floats, scale: float) -> Floats:
-        """Gauss-Newton approximation of the second derivatives of the cost."""
-        residuals, slopes = self._with_slopes(x, scale)
+    def _information(self, x: Floats, scale: float, of: Any = slice(None)) -> Floats:
+        """Gauss-Newton approximation of the second derivatives of the cost of the rows ``of``."""
+        residuals, slopes = self._with_slopes(x, scale, of)
         sizes = (residuals / TOLERATED) ** 2
         found: Floats = slopes.T @ (slopes * ((1.0 + sizes) ** -1.5)[:, None])
         return found + 1e-9 * np.diag(self.prior**-2.0)
@@ -451,18 +465,6 @@ class Regression:
         moved[i] = value
         free = np.arange(len(start)) != i
         return self._descend(moved, free, scale, precision=1e-4)[1] if free.any() else moved
-
-
-def spread_of(misses: Floats, groups: int) -> float:
-    """Standard deviation of a normal distribution of which 9 in 10 are as far from 0 as of these.
-
-    It is wider for few independent ``groups`` of them, by Student's t with as many degrees of
-    freedom.
-    """
-    from scipy.special import stdtrit
-
-    wider = float(stdtrit(max(groups - 1, 1), 0.5 + COVERAGE / 2.0)) / WIDTH
-    return float(np.quantile(np.abs(misses), COVERAGE)) / WIDTH * min(wider, MOST_WIDER)
 
 
 def _rounded(value: float) -> float:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.base.arrays import Floats
+from perfmodel.base.uncertainty import COVERAGE, WIDTH
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -85,3 +88,42 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> tuple[Est
     k = max((k for k in range(1, n // 2 + 1) if held(k) >= coverage), default=1)
     middle = float(np.median(ordered))
     return Estimate(middle, ordered[k - 1], ordered[n - k]), held(k)
+
+
+MOST_WIDER = 2.0
+"""Largest factor by which few groups widen a spread: with two, Student's would be nearly four."""
+
+
+class LeftOut(NamedTuple):
+    """Rows as fits without their group predict them, (rows,).
+
+    Attributes
+    ----------
+    misses : logarithms of predicted over measured.
+    explained : the variance of each that such a fit says itself, by its covariance.
+    fitted : misses in the fit to all rows.
+    """
+
+    misses: Floats
+    explained: Floats
+    fitted: Floats
+
+    def spread(self, groups: int, of: Any = slice(None)) -> float:
+        """:func:`spread_of` of the rows ``of``, which are from so many groups, beside what is
+        explained; not less than in the fit to all rows."""
+        within = spread_of(self.fitted[of], len(self.fitted[of]))
+        return max(spread_of(self.misses[of], groups, self.explained[of]), within)
+
+
+def spread_of(misses: Floats, groups: int, explained: Floats | float = 0.0) -> float:
+    """Standard deviation beside what is ``explained``, the variance of each miss that something
+    else says: 9 in 10 misses are to be within an interval of both together.
+
+    It is wider for few independent ``groups`` of them, by Student's t with as many degrees of
+    freedom.
+    """
+    from scipy.special import stdtrit
+
+    wider = float(stdtrit(max(groups - 1, 1), 0.5 + COVERAGE / 2.0)) / WIDTH
+    needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
+    return math.sqrt(max(needed, 0.0)) * min(wider, MOST_WIDER)

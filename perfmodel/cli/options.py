@@ -109,6 +109,25 @@ def all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command
     return add
 
 
+executor_options = all_of(
+    (
+        click.option(
+            "--jobs",
+            "processes",
+            type=int,
+            metavar="N",
+            help="Processes of this machine.  [default: one; all cores after 5 s]",
+        ),
+        click.option(
+            "--dask",
+            metavar="ADDRESS",
+            help="Scheduler of a running Dask cluster, instead (extra: dask).",
+        ),
+    )
+)
+"""What predicts the jobs of a study: :func:`perfmodel.studies.executors.opened`."""
+
+
 def ending(path: str) -> str:
     """The ending of a file's name, in lower case and without its dot."""
     return path.rpartition(".")[2].lower()
@@ -149,11 +168,17 @@ class Tabular(Protocol):
         """The figure as a file."""
 
 
-def check_outputs(csv: str | None, as_json: bool, plot: str | None) -> None:
+def check_outputs(
+    csv: str | None, as_json: bool, plot: str | None, parquet: str | None = None
+) -> None:
     """Refuse two things to print, and files that cannot be written, before the work is done."""
     if csv == "-" and as_json:
         raise InputError("--csv - and --json: both print; give one of them")
-    check_files(plot, csv if csv != "-" else None)
+    if parquet is not None:
+        from perfmodel.base.tables import need_parquet
+
+        need_parquet()
+    check_files(plot, csv if csv != "-" else None, parquet)
 
 
 def put_out(found: Tabular, csv: str | None, as_json: bool, plot: str | None) -> bool:

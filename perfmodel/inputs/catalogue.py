@@ -169,7 +169,7 @@ def _one_pass(
     timed = device_name in (None, *profile.devices) and bool(profile.timings)
     if profile.decoder is not None and not timed:
         return _of_language(profile, device_name, precision, batch_size)
-    if device_name is None or device_name in profile.devices:
+    if device_name is None or _timed(profile, device_name, precision):
         timings = timings_on(profile, device_name, precision)
         shares = None
         if not timings[0].per_layer and profile.layers:
@@ -225,6 +225,13 @@ def _check_device(name: str, profile: Profile) -> None:
         raise unknown_name("device", name, {*known, *profile.devices})
 
 
+def _timed(profile: Profile, device_name: str, precision: str | None) -> bool:
+    """Whether the profile is all there is to know of a device: at ``precision`` (None: at any)."""
+    if precision is None or device_name not in device_names():
+        return device_name in profile.devices
+    return any((t.device, t.precision) == (device_name, precision) for t in profile.timings)
+
+
 def _everything() -> tuple[dict[str, Device], list[Profile]]:
     """All shipped devices by name, and all shipped models."""
     devices = {name: device(name) for name in device_names()}
@@ -254,7 +261,7 @@ def _read(path: Path, kind: Any, schema: str) -> Any:
     return _kept(path, path.stat().st_mtime_ns, kind, schema)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _kept(path: Path, changed_ns: int, kind: Any, schema: str) -> Any:
     return files.read(path, kind, schema)
 

@@ -200,7 +200,8 @@ def total_s(value: Seconds | None) -> float:
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a workload file (schema ``perfmodel.workload/1``).
 
-    Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``. With
+    Either ``layers``, in forward order, or ``gradients`` (a coarse profile); and ``timings``, which
+    layers with operations do not need: times are estimated by what others achieve on a device. With
     ``decoder``, the dimensions of a language model, layers follow at any sequence length
     (:mod:`perfmodel.inputs.decoder_layers`): neither layers nor timings are needed, and those given
     are of its default length.
@@ -227,8 +228,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.layers and not any(layer.tensors for layer in self.layers):
             raise InputError("layers: no layer has a tensor, so there is nothing to communicate")
         whole_number("layers, counted", len(self.layers), at_least=0, at_most=MOST_TENSORS)
-        if not self.timings and self.decoder is None:
-            raise InputError("timings: at least one is needed")
+        estimable = self.decoder or any(layer.forward_flop for layer in self.layers)
+        if not self.timings and not estimable:
+            raise InputError("timings: at least one is needed, or layers with forward_flop")
         seen: set[tuple[str, str, int]] = set()
         for i, timing in enumerate(self.timings):
             key = (timing.device, timing.precision, timing.batch_size)
@@ -279,6 +281,8 @@ def timings_on(profile: Profile, device: str | None, precision: str | None) -> l
     ------
     InputError : the profile has no timing for that device or precision.
     """
+    if device is None and not profile.timings:
+        raise InputError(f"device: {profile.name} has no timings; name the device to estimate for")
     if device is None:
         device = next((t.device for t in profile.timings if t.per_layer), profile.devices[0])
     found = [t for t in profile.timings if t.device == device]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from perfmodel.base.provenance import provenance
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import fine, intervals, islands, job_facts
 from perfmodel.results.outcome import Outcome
-from perfmodel.results.prediction import Prediction
+from perfmodel.results.prediction import Prediction, Timeline
 
 
 def prediction_of(
@@ -53,5 +55,16 @@ def prediction_of(
         notes=(*job_facts.notes_of(job, memory), *outcome.notes),
         assumptions=job.assumptions,
         provenance=provenance(job.seed, job_facts.inputs_of(job)),
-        timeline=fine.Resimulation(job, max_ops) if outcome.fidelity == "fine" else None,
+        timeline=timeline_of(job, outcome.fidelity, max_ops),
     )
+
+
+def timeline_of(job: Job, fidelity: str, max_ops: float) -> Timeline | None:
+    """What simulates a job with layers again; None where it was not simulated."""
+    return fine.Resimulation(job, max_ops) if fidelity == "fine" else None
+
+
+def with_timeline(prediction: Prediction, job: Job, max_ops: float) -> Prediction:
+    """A prediction of ``job`` that has come back from another process or from a file."""
+    timeline = timeline_of(job_facts.with_layers(job), prediction.fidelity, max_ops)
+    return msgspec.structs.replace(prediction, timeline=timeline)

@@ -1,8 +1,15 @@
-"""What this installation of the package can do."""
+"""What this installation of the package can do, and which one it is."""
 
 from __future__ import annotations
 
+import functools
+import zlib
+from pathlib import Path
+
+from perfmodel import __version__
 from perfmodel.engine import library
+
+PACKAGE = Path(__file__).parent.parent
 
 
 def how_it_simulates() -> str:
@@ -11,3 +18,18 @@ def how_it_simulates() -> str:
     if not reason:
         return "simulates with compiled code"
     return f"simulates in plain Python, many times slower, without compiled code: {reason}"
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Version, source and NumPy of this installation: where they are equal, predictions are.
+
+    Inputs such as profiles are not part of it: jobs have them as values.
+    """
+    import numpy as np
+
+    digest = 0
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest = zlib.crc32(path.read_bytes(), digest)
+    digest = zlib.crc32((PACKAGE / "predicting" / "bands.json").read_bytes(), digest)
+    return f"perfmodel {__version__} (source {digest:08x}, NumPy {np.__version__})"

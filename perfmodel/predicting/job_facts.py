@@ -140,9 +140,9 @@ def notes_of(job: Job, memory: Memory) -> tuple[str, ...]:
 
 
 def inputs_of(job: Job) -> dict[str, Any]:
-    """The inputs of a job, for its provenance."""
+    """The inputs of a job, for its provenance: the same values once they were written as JSON."""
     w = job.workload
-    return {
+    inputs = {
         "workload": {
             "name": w.name,
             "device": w.device,
@@ -153,11 +153,14 @@ def inputs_of(job: Job) -> dict[str, Any]:
         "cluster": msgspec.to_builtins(job.cluster),
         "workers": job.workers,
         "architecture": job.architecture.name,
-        "options": finite(msgspec.to_builtins(job.options), "inf"),
+        "options": msgspec.to_builtins(job.options),
         "jitter": msgspec.to_builtins(job.jitter, enc_hook=float),  # also of a NumPy number
         "stragglers": msgspec.to_builtins(job.stragglers, enc_hook=float),
         "start": job.start,
-    } | _islands_of(job)
+        **_islands_of(job),
+    }
+    found: dict[str, Any] = finite(inputs, "inf")
+    return found
 
 
 def _islands_of(job: Job) -> dict[str, Any]:
@@ -169,7 +172,7 @@ def _islands_of(job: Job) -> dict[str, Any]:
         "islands": {
             "devices": [island.devices for island in job.islands],
             "architecture": one.architecture.name,
-            "options": finite(msgspec.to_builtins(one.options), "inf"),
+            "options": msgspec.to_builtins(one.options),
             "steps": [island.steps for island in job.islands],
             "step_s": [island.step_s for island in job.islands],
         }

@@ -319,7 +319,7 @@ def _autocast_name(model: Any) -> str:
     if not hasattr(torch, "get_autocast_dtype"):  # before torch 2.4
         return ""
     kind = next(model.parameters()).device.type
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return ""
     name = _type_name(torch.get_autocast_dtype(kind))
     return "mixed" if name in ("bf16", "fp16") else name

@@ -166,13 +166,30 @@ class Schedule(msgspec.Struct, frozen=True, eq=False):
         key = (worker * len(self.header.slices) + slices) * steps + step
         base = event == (Event.READ if central else Event.GRADIENT)
         order = np.argsort(key[base], kind="stable")
-        known, versions = key[base][order], self.version[rows][base][order]
+        known, versions = key[base][order], self._versions(rows, slices)[base][order]
         at = np.searchsorted(known, key[updates], "right") - 1
         found = (at >= 0) & (known[at] // steps == key[updates] // steps) if len(known) else at >= 0
         read = np.zeros(len(at), np.int64)
         read[found] = versions[at[found]]
         stale: Ids = self.version[rows][updates] - 1 - read
         return stale
+
+    def _versions(self, rows: Ids, slices: Ids) -> Ids:
+        """The column version; of gradients on models whose slices differ, that of each slice."""
+        event, made = self.event[rows], self.version[rows]
+        lost = (event == Event.GRADIENT) & (made < 0)
+        if not lost.any():
+            return made
+        model = self.model[rows].astype(np.int64) + 1
+        place = (model * len(self.header.slices) + slices) * len(rows)
+        at = place + np.arange(len(rows))
+        writes = np.flatnonzero((event == Event.APPLY) | (event == Event.MIX))
+        writes = writes[np.argsort(at[writes])]
+        last = np.searchsorted(at[writes], at[lost]) - 1
+        before = (last >= 0) & (place[writes][last] == place[lost])
+        found = made.copy()
+        found[lost] = np.where(before, made[writes][last], 0)
+        return found
 
     def _exchanged(self, rows: Ids, slices: Ids) -> Ids:
         """Staleness of a worker's moves of the centre: versions since it read the centre."""

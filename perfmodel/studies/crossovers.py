@@ -309,7 +309,10 @@ def _value(job: Job, variable: str) -> float:
     }[variable]
 
 
-SOLVED = ("workers", "bandwidth_bytes_per_s")
+PERIOD = "period"
+"""The option with the steps from one exchange to the next."""
+
+SOLVED = ("workers", "bandwidth_bytes_per_s", PERIOD)
 """Variables that are symbols of the formulas."""
 
 
@@ -332,12 +335,40 @@ def solved_for_step(job: Job, variable: str, value: float, step_s: float) -> str
     linear in it or in its inverse, and near ``value``; else None."""
     if not _has_symbols(job, variable):
         return None
+    if variable == PERIOD:
+        return _period_for_step(job, int(value), step_s)
     import sympy
 
     parts = formulas.expressions(job)
     whole = sum(parts.values(), sympy.Integer(0))
     wanted = sympy.Symbol("T", positive=True)
     return _root(job, variable, value, whole, wanted, {**parts, "": whole}, {wanted: step_s})
+
+
+def _period_for_step(job: Job, value: int, step_s: float) -> str | None:
+    """The period in symbols at which a step of equal workers takes ``step_s``, T: that is linear in
+    the inverse of the period, as long as the same times are hidden."""
+    import sympy
+
+    def step(period: int) -> sympy.Expr:
+        options = msgspec.structs.replace(job.options, **{PERIOD: period})
+        found = formulas.expressions(msgspec.structs.replace(job, options=options))
+        whole = sum(found.values(), sympy.Integer(0))
+        late = {symbol: 1 for symbol in whole.free_symbols if str(symbol).startswith("S_")}
+        return _on_this_side(whole.subs(late), sample)
+
+    sample = _sample(job, formulas.expressions(job))
+    near, far = max(value, 2), max(value, 2) // 2
+    first, second = step(near), step(far)
+    per_exchange = (second - first) * near * far / (near - far)
+    step_alone = sympy.expand(first - per_exchange / near)
+    wanted = sympy.Symbol("T", positive=True)
+    root = per_exchange / (wanted - step_alone)
+    found = root.subs({**sample, wanted: step_s})
+    if not (found.is_real and value - 1 - EQUAL <= float(found) <= value + EQUAL):
+        return None
+    tidy = sympy.nsimplify(sympy.factor_terms(sympy.expand(root)), rational=True)
+    return f"H = {sympy.sstr(tidy)}"
 
 
 def _has_symbols(job: Job, variable: str) -> bool:

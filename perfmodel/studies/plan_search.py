@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import msgspec
@@ -18,7 +19,10 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import gains
+from perfmodel.predicting.answer import with_timeline
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies.chunks import Answer, Chunk, predicted
+from perfmodel.studies.executors import elsewhere, result, submitted
 from perfmodel.studies.plan_space import Space
 from perfmodel.studies.plans import HOUR_S, Candidate
 from perfmodel.studies.sweeps import Progress
@@ -32,6 +36,10 @@ those that were measured."""
 
 MOST_CONSIDERED, MOST_SIMULATED = 100, 60
 """Candidates that are predicted one by one, and simulated."""
+
+AHEAD = 8
+"""Candidates whose simulation is begun before it is known whether it is needed, where an executor
+simulates beside this thread."""
 
 WITHIN = 0.01
 """Candidates that cannot be better than the best by more than this are not simulated."""
@@ -126,11 +134,13 @@ class Search:
         among: Space,
         common: Mapping[str, Any],
         max_ops: float,
+        executor: Executor,
         progress: Progress | None,
     ) -> None:
         self.goal, self.among, self.common = goal, among, common
-        self.max_ops, self.progress = max_ops, progress
+        self.max_ops, self.executor, self.progress = max_ops, executor, progress
         self.jobs: dict[int, Job] = {}
+        self.ahead: dict[int, Future[list[Answer]]] = {}  # simulations that were begun
         self.found: dict[int, Prediction] = {}
         self.errors: dict[int, float] = {}  # of their formulas
         self.final: set[int] = set()  # not to be simulated any more
@@ -195,7 +205,7 @@ class Search:
         best, by_formula = 0.0, self.worth.copy()
         widest: dict[str, float] = {}  # error of formulas, by architecture
         self.settled = simulate
-        for i in order.tolist():
+        for place, i in enumerate(order.tolist()):
             enough = sum(map(self._meets, self.found)) >= top
             if enough and by_formula[i] * slack < best * (1.0 + WITHIN):
                 break
@@ -206,6 +216,9 @@ class Search:
             if len(self.found) >= MOST_CONSIDERED * (1 if enough else 2):
                 self.settled = False
                 break
+            if simulate:
+                next_ones = order[place : place + AHEAD]
+                self._begin(next_ones[self.worth[next_ones] * slack >= best * (1.0 + WITHIN)])
             best = max(best, self._consider(i, best, simulate))
             widest[arch] = max(self.errors[i], widest.get(arch, 0.0))
             if self.progress is not None:
@@ -259,11 +272,37 @@ class Search:
             self.too_large += 1
             self.settled = False
 
-    def _predict(self, i: int, fidelity: api.Fidelity) -> Prediction:
-        """Predict a candidate, and put what is found in the place of the formulas' values."""
+    def _begin(self, some: np.ndarray) -> None:
+        """Have candidates simulated while this thread goes on, where an executor does that.
+
+        Whether they are needed turns out later: that changes what is computed, not what is found.
+        """
+        if not elsewhere(self.executor):
+            return
+        for i in some.tolist():
+            if i not in self.ahead and i not in self.final and self._unsure(i):
+                self.ahead[i] = submitted(self.executor, predicted, self._asked(i, "fine"))
+
+    def _unsure(self, i: int) -> bool:
+        """Whether the formulas of a candidate differ from its simulation."""
+        return i in self.found or self._error(self._answer(i, "coarse")) > 0.0
+
+    def _asked(self, i: int, fidelity: api.Fidelity) -> Chunk:
         if i not in self.jobs:
             self.jobs[i] = self.among.job(i, **self.common)
-        found = api.predict(self.jobs[i], fidelity=fidelity, max_ops=self.max_ops)
+        return Chunk((self.jobs[i],), {"fidelity": fidelity, "max_ops": self.max_ops})
+
+    def _answer(self, i: int, fidelity: api.Fidelity) -> Prediction:
+        begun = self.ahead.pop(i, None) if fidelity == "fine" else None
+        asked = self._asked(i, fidelity)
+        (answer,) = predicted(asked) if begun is None else result(begun)
+        if not isinstance(answer, Prediction):
+            raise answer
+        return with_timeline(answer, self.jobs[i], self.max_ops)
+
+    def _predict(self, i: int, fidelity: api.Fidelity) -> Prediction:
+        """Predict a candidate, and put what is found in the place of the formulas' values."""
+        found = self._answer(i, fidelity)
         self.found[i] = found
         price = self.among.price[i]
         self.seconds[i] = self.goal.seconds(found.iteration_s, found.global_batch_size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +27,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.variants import evaluate
+from perfmodel.studies.executors import completed
 
 ARCHITECTURES = ("allreduce", "ps", "p2p", "zero1", "zero3")
 """Architectures that are looked at by default: all of them compute what one worker would with the
@@ -42,6 +44,11 @@ DENSE_NODES, GROWTH = 8, 1.25
 SHARPNESS = 8.0
 """Norm by which overlap is approximated for asynchronous workers and for exchanged models, where
 layer by layer takes long; finalists are predicted layer by layer."""
+
+BATCH = 8
+"""Series that are evaluated together: some 20 ms."""
+
+Columns = dict[str, NDArray[Any]]
 
 MOST_NAMED = 3
 """Instance types that are named where none is left."""
@@ -130,6 +137,7 @@ def space(
     homes: Sequence[tuple[Instance, float]] = (),
     most_workers: int | None = None,
     common: Mapping[str, Any],
+    executor: Executor,
 ) -> Space:
     """Evaluate all candidates. A worker alone is one with the first architecture only.
 
@@ -141,19 +149,19 @@ def space(
         in the region of the workers, so that no traffic leaves it.
     most_workers : limit on the workers.
     common : further arguments of :func:`perfmodel.make_job`, for every job.
+    executor : evaluates the series.
 
     Raises
     ------
-    InputError : no candidate is possible.
+    InputError : no candidate is possible; what evaluates has broken down.
     """
     most = most_workers or max(axes.workers, default=MOST_WORKERS)
     for name in ("workers", "servers", "batch_size"):
         for value in getattr(axes, name):
             whole_number(name, value)
     found: list[Series] = []
-    parts: list[dict[str, NDArray[Any]]] = []
+    sizes: list[Ids] = []
     out: list[str] = []
-    count = 0
     for instance, price in instances:
         try:
             works = list(_workloads(profile, instance, axes))
@@ -176,15 +184,9 @@ def space(
                 if job.options.server_count and home.region == instance.region:
                     apart = api.make_job(**given, cluster=instance.cluster(home))
                     every.append(Series(instance, price, apart, arch, options, home, usd_per_h))
-            for series in every:
-                columns = _evaluated(series, own, axes.servers)
-                columns["of"] = np.full(len(columns["workers"]), len(found))
-                found.append(series)
-                parts.append(columns)
-                count += len(columns["of"])
-            if count > MOST_CANDIDATES:
-                raise InputError(f"plan: more than {MOST_CANDIDATES} candidates")
-    if not parts:
+            found += every
+            sizes += [own] * len(every)
+    if not found:
         raise none_left(out)
     if homes and not any(series.home for series in found):
         places = {home.region for home, _ in homes}
@@ -193,8 +195,35 @@ def space(
             if not any(series.job.options.server_count for series in found)
             else f"server_instances: in {', '.join(sorted(places))} only, where no workers are"
         )
+    parts = _all_evaluated(found, sizes, axes.servers, executor)
     columns = {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
-    return Space(tuple(found), tuple(out), **columns)
+    of = np.repeat(np.arange(len(found)), [len(each["workers"]) for each in parts])
+    return Space(tuple(found), tuple(out), of, **columns)
+
+
+def _all_evaluated(
+    series: Sequence[Series], sizes: Sequence[Ids], servers: Sequence[int], executor: Executor
+) -> list[Columns]:
+    """The columns of each series.
+
+    Raises
+    ------
+    InputError : more candidates than :data:`MOST_CANDIDATES`; what evaluates has broken down.
+    """
+    work = [(some, own, servers) for some, own in zip(series, sizes, strict=True)]
+    batches = [work[first : first + BATCH] for first in range(0, len(work), BATCH)]
+    found: list[list[Columns]] = [[] for _ in batches]
+    count = 0
+    for place, columns in completed(executor, _batch_evaluated, batches):
+        found[place] = columns
+        count += sum(len(each["workers"]) for each in columns)
+        if count > MOST_CANDIDATES:
+            raise InputError(f"plan: more than {MOST_CANDIDATES} candidates")
+    return [each for batch in found for each in batch]
+
+
+def _batch_evaluated(batch: Sequence[tuple[Series, Ids, Sequence[int]]]) -> list[Columns]:
+    return [_evaluated(*each) for each in batch]
 
 
 def none_left(out: Sequence[str]) -> InputError:
@@ -244,7 +273,7 @@ def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, dict(zip(mine, values, strict=True))
 
 
-def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> dict[str, NDArray[Any]]:
+def _evaluated(series: Series, counts: Ids, servers: Sequence[int]) -> Columns:
     """The columns of a series."""
     job, instance = series.job, series.instance
     counts = counts[job.options.allows(counts)]

@@ -7,6 +7,7 @@ simulates them until no other can be better, given the error bands of the formul
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.predicting import gains
 from perfmodel.studies.advice import advise
+from perfmodel.studies.executors import InLine
 from perfmodel.studies.plan_search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
 from perfmodel.studies.plan_space import Axes, none_left, space
 from perfmodel.studies.plans import Candidate, Lever, Plan, Price, Trade
@@ -50,6 +52,7 @@ def plan(
     top: int = 10,
     fidelity: Literal["auto", "coarse"] = "auto",
     max_ops: float = MAX_OPS,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     **varied: Any,
 ) -> Plan:
@@ -61,8 +64,7 @@ def plan(
     ----------
     model, workload : one of them, as for :func:`perfmodel.make_job`.
     objective : *cost* or *time* of the training, *throughput*, or *samples-per-usd*.
-    dataset_size, epochs : samples per epoch and epochs (1); times and costs are of a million
-        samples without.
+    dataset_size, epochs : samples per epoch and epochs (1); without, a million samples in all.
     limits : see :class:`PlanLimits`.
     catalogue_file : a catalogue of instances (CSV); by default the shipped one.
     instance, region, spot : see :func:`perfmodel.inputs.instances.choose`.
@@ -71,6 +73,7 @@ def plan(
     top : candidates of the ranked list.
     fidelity : *auto* simulates the best until their order is settled; *coarse* never does.
     max_ops : operations that the simulation of one candidate may take.
+    executor : evaluates and simulates, see :func:`perfmodel.sweep`; the plan does not depend on it.
     progress : called with (done, most) while candidates are predicted.
     varied : ``arch``, ``workers``, ``servers``, ``batch_size``, ``precision``: a value or a list;
         ``options`` of which each may be a list; ``jitter`` and ``seed``.
@@ -85,12 +88,10 @@ def plan(
     ...      batch_size=64).first.workers
     8
     """
-    if objective not in OBJECTIVES:
-        raise unknown_name("objective", objective, OBJECTIVES)
     if fidelity not in ("auto", "coarse"):
         raise unknown_name("fidelity", fidelity, ("auto", "coarse"))
-    limits = limits or PlanLimits()
-    goal = _goal(objective, limits, dataset_size, epochs)
+    executor = executor or InLine()
+    goal = _goal(objective, limits or PlanLimits(), dataset_size, epochs)
     whole_number("top", top, at_most=MOST_CONSIDERED)
     rows, out = instances.choose(
         instances.read_instances(catalogue_file), types=instance, region=region, spot=spot
@@ -108,15 +109,18 @@ def plan(
         profile,
         axes,
         homes=[(row, row.price(spot) or 0.0) for row in homes],
-        most_workers=limits.max_workers,
+        most_workers=goal.limits.max_workers,
         common=common,
+        executor=executor,
     )
-    search = Search(goal, among, common, max_ops, progress)
+    search = Search(goal, among, common, max_ops, executor, progress)
     search.settle(simulate=fidelity == "auto", top=top)
     return _answer(search, profile, top, out)
 
 
 def _goal(objective: str, limits: PlanLimits, dataset_size: int | None, epochs: int | None) -> Goal:
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", objective, OBJECTIVES)
     for name, value in (("dataset_size", dataset_size), ("epochs", epochs)):
         if value is not None:
             whole_number(name, value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perfmodel.base.tables import csv_text
+from perfmodel.base.tables import csv_text, parquet
 from perfmodel.results.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -222,6 +222,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         InputError : the place cannot be written.
         """
         return csv_text(self.to_frame(), path)
+
+    def to_parquet(self, path: str | Path | None = None) -> bytes:
+        """The frame as a Parquet file (extra ``parquet``), also written to a ``path``.
+
+        Raises
+        ------
+        InputError : pyarrow is not installed, or the place cannot be written.
+        """
+        return parquet(self.to_frame(), path)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-like values."""

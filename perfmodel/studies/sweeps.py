@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,19 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.base import files
-from perfmodel.base.errors import InputError, number
-from perfmodel.base.tables import csv_text
+from perfmodel.base.errors import number
+from perfmodel.base.tables import csv_text, parquet
 from perfmodel.inputs.job import Job
+from perfmodel.predicting.answer import with_timeline
 from perfmodel.results.prediction import Prediction
+from perfmodel.studies import shards
+from perfmodel.studies.executors import InLine
 from perfmodel.studies.grids import Axis, Row, Skipped, grid, impossible, label
 from perfmodel.theory import statistical_efficiency
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import pandas as pd
     from matplotlib.figure import Figure
 
@@ -28,7 +33,7 @@ SCHEMA = "perfmodel.sweep/1"
 NATURAL = ("workers", "bandwidth_bytes_per_s", "batch_size", "global_batch_size", "latency_s")
 """Preferred x axes of a figure, where they vary; after these, any other number."""
 
-Progress = Callable[[int, int], None]
+Progress = shards.Progress
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +101,17 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         InputError : the place cannot be written.
         """
         return csv_text(self.to_frame(), path)
+
+    def to_parquet(self, path: str | Path | None = None) -> bytes:
+        """The frame as a Parquet file (extra ``parquet``), also written to a ``path``.
+
+        A column of both text and numbers becomes text.
+
+        Raises
+        ------
+        InputError : pyarrow is not installed, or the place cannot be written.
+        """
+        return parquet(self.to_frame(), path)
 
     def to_dict(self) -> dict[str, Any]:
         """Axes, rows and skipped combinations, as JSON-like values."""
@@ -187,10 +203,15 @@ def sweep(
     rel_ci: float = api.REL_CI,
     max_ops: float = api.MOST_OPS,
     noise_scale_samples: float | None = None,
+    executor: Executor | None = None,
+    resume: str | Path | None = None,
     progress: Progress | None = None,
     **arguments: Any,
 ) -> Sweep:
     """Predict every combination of the values that are given.
+
+    It has so many parameters because each is a question of its own; all have a default. The result
+    does not depend on ``executor`` and ``resume``.
 
     Parameters
     ----------
@@ -199,7 +220,11 @@ def sweep(
         batch (:mod:`perfmodel.theory.statistical_efficiency`); :func:`perfmodel.converge` measures
         that of its task. None: that of the workload, if it has one and all jobs the same, which a
         note says.
-    progress : called with (done, all) after each job.
+    executor : predicts the jobs: processes, threads, or a cluster's such as that of Dask's
+        ``Client.get_executor()``. None: this thread. It is not shut down.
+    resume : a folder that gets a shard for each chunk of jobs as it is done, see
+        :class:`perfmodel.studies.shards.Shards`; jobs that it has already are not predicted again.
+    progress : called with (done, all) after each job, or each chunk of jobs.
     arguments : those of :func:`perfmodel.make_job`, and ``global_batch_size`` in the place of
         ``batch_size``; each, and each of the ``options``, may be a list of values (``stragglers``:
         a list of lists). Workers vary fastest; the order does not depend on that of the arguments.
@@ -207,7 +232,8 @@ def sweep(
     Raises
     ------
     InputError : no combination is a job, or a name that fits in none; a value is given twice; more
-        than 100000 jobs.
+        than 100000 jobs; ``resume`` holds another sweep, or cannot be written; what predicts the
+        jobs has broken down, or has another version.
 
     >>> found = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2])
     >>> [list(point.values()) for point in found.points]
@@ -227,14 +253,13 @@ def sweep(
         "rel_ci": rel_ci,
         "max_ops": max_ops,
     }
-    for done, (point, job) in enumerate(zip(found.points, found.jobs, strict=True), 1):
-        try:
-            predictions.append(api.predict(job, **how))
+    answers = shards.answers(found, how, executor or InLine(), resume, progress)
+    for point, job, answer in zip(found.points, found.jobs, answers, strict=True):
+        if isinstance(answer, Prediction):
+            predictions.append(with_timeline(answer, job, max_ops))
             points.append(point)
-        except InputError as error:
-            skipped.append(Skipped(point, str(error)))
-        if progress is not None:
-            progress(done, len(found.jobs))
+        else:
+            skipped.append(Skipped(point, str(answer)))
     if not predictions:
         raise impossible(skipped)
     return Sweep(

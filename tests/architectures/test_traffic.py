@@ -110,6 +110,13 @@ ROWS = [
     # local SGD: a ring every H steps, 2 (N-1)/(N H) M [Stich, ICLR 2019]
     Row("local_sgd", {"period": 1}, lambda n: both(2 * (n - 1) / n * M)),
     Row("local_sgd", {"period": 3}, lambda n: both(2 * (n - 1) / n * M / 3)),
+    # DiLoCo: the same; 4 of 32 bits of each of its fragments, or both ways through a server
+    # [Douillard et al., 2023; 2025]
+    Row("diloco", {"period": 3, "algorithm": "ring"}, lambda n: both(2 * (n - 1) / n * M / 3)),
+    Row("diloco", {"period": 4, "fragments": 2, "sent_as": "fp4", "algorithm": "ring"},
+        lambda n: both(2 * (n - 1) / n * M / 4 / 8)),
+    Row("diloco", {"period": 3, "exchange": "server"},
+        lambda n: Traffic(M / 3, M / 3, n * M / 3, n * M / 3), 1),
     # D-PSGD: the model to both neighbours on a ring; two workers have one each [Lian et al., 2017]
     Row("d_psgd", {}, lambda n: both(min(n - 1, 2) * M)),
     Row("d_psgd", {"overlap": False}, lambda n: both(min(n - 1, 2) * M)),
@@ -117,7 +124,7 @@ ROWS = [
     easgd(1, 2),
     easgd(3, 1),
     easgd(4, 2),
-]
+]  # fmt: skip
 """Where nothing is drawn: exact."""
 
 RECEIVED_POWER_OF_TWO = (2, 4, 8)

@@ -255,7 +255,7 @@ FILES = {
     "forward_only.json": f"timings[0]: {ONE_DEGREE}",
     "times_mixed.json":
         "timings[0]: forward_s and backward_s: both per layer (lists) or both totals",
-    "timings_empty.json": "timings: at least one is needed",
+    "timings_empty.json": "timings: at least one is needed, or layers with forward_flop",
     "layers_and_gradients.json":
         "a workload needs either layers or gradients, not both and not none",
     "layers_nor_gradients.json":

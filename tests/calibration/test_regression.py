@@ -10,6 +10,7 @@ import pytest
 
 from perfmodel.base.arrays import Floats
 from perfmodel.calibration.regression import Parameter, Regression
+from perfmodel.calibration.statistics import spread_of
 
 SIZES = np.geomspace(1.0, 1000.0, 40)
 TRUTH = {"startup_s": 5.0, "per_byte_s": 0.25}
@@ -89,12 +90,55 @@ def test_groups_are_predicted_by_fits_without_them() -> None:
     """The largest say little of the startup, so that the smallest are missed without the others."""
     problem = line(0.05)
     x, scale = problem.fit()
-    apart = problem.left_out(["small"] * 32 + ["large"] * 8, x, scale)
-    one_by_one = problem.left_out(list(range(40)), x, scale)
+    apart = problem.left_out(["small"] * 32 + ["large"] * 8, x, scale).misses
+    one_by_one = problem.left_out(list(range(40)), x, scale).misses
     bias, usual = abs(apart[:10].mean()), abs(one_by_one[:10].mean())
     assert bias > 3.0 * usual
     # a canary: misses of the fit itself are less
     assert np.std(problem.misses(x[None])[0]) < np.std(one_by_one)
+
+
+def machines(noise: float, count: int = 20, runs: int = 3) -> tuple[Regression, list[int]]:
+    """Runs of machines that have a factor each, known to a standard deviation of 1 before."""
+    generator = np.random.default_rng(1)
+    of = np.repeat(np.arange(count), runs)
+    logs = generator.standard_normal(count)[of] + noise * generator.standard_normal(len(of))
+
+    def misses(values: Mapping[str, Floats], points: int) -> Floats:
+        found: Floats = np.log(np.stack([values[f"m{i}"] for i in of], axis=1)) - logs
+        return found
+
+    factors = [Parameter(f"m{i}", 1.0, 1.0) for i in range(count)]
+    return Regression(factors, misses, np.full(len(of), noise)), of.tolist()
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_a_spread_is_beside_what_parameters_explain(noise: float) -> None:
+    """A machine that is left out is missed by as much as its factor is unknown: no spread."""
+    problem, groups = machines(noise)
+    x, scale = problem.fit()
+    found = problem.left_out(groups, x, scale)
+    assert np.sqrt(found.explained) == pytest.approx(np.ones(len(groups)), rel=0.2)
+    assert found.spread(20) == pytest.approx(noise, rel=0.3)
+    assert spread_of(found.misses, 20) > 0.5  # a canary: what the factors do is more
+
+
+def test_what_moves_far_is_missed_exactly() -> None:
+    """Steps 1 + f, with f near 10 by each of two groups of its own, and expected to be 1."""
+
+    def misses(values: Mapping[str, Floats], points: int) -> Floats:
+        steps = np.repeat(1.0 + np.stack([values["a"], values["b"]], axis=1), 3, axis=1)
+        found: Floats = np.log(steps / 11.0)
+        return found
+
+    both = [Parameter(name, 1.0, 1.0) for name in "ab"]
+    problem = Regression(both, misses, np.full(6, 0.02))
+    x, scale = problem.fit()
+    near, groups = problem.near(x, 0.01), [0, 0, 0, 1, 1, 1]
+    linear = near.left_out(groups, x, scale)
+    exact = near.left_out(groups, x, scale, exact=lambda at, of: problem.misses(at[None])[0, of])
+    assert exact.misses == pytest.approx(np.full(6, math.log(2.0 / 11.0)), abs=0.05)
+    assert linear.misses.max() < math.log(2.0 / 11.0) - 0.2  # a canary
 
 
 def test_only_named_parameters_are_fitted() -> None:
@@ -112,9 +156,9 @@ def features(of: Floats) -> list[dict[str, float]]:
 def test_what_is_left_unknown_is_written_down() -> None:
     problem = line(0.05)
     x, scale = problem.fit()
-    misses = problem.left_out(list(range(40)), x, scale)
+    apart = problem.left_out(list(range(40)), x, scale)
     paths = {"per_byte_s": "nic.latency_s"}
-    found = problem.calibration(x, scale, paths, left_out=misses, features=features(SIZES))
+    found = problem.calibration(x, scale, paths, left_out=apart, features=features(SIZES))
     assert found.parameters == ("nic.latency_s",)
     assert found.covariance == ((problem.log_covariance(x, scale)[1][1],),)
     assert found.spread == pytest.approx(0.05, rel=0.3)

@@ -114,7 +114,7 @@ def with_handover(work: Workload, share: float = 1.0, cost: Handover = HANDOVER)
 
 def share_of(options: dict[str, Any], arch: str) -> float:
     """Exchanges of a step."""
-    period = options.get("period", {"local_sgd": 8, "easgd": 4}.get(arch, 1))
+    period = options.get("period", {"local_sgd": 8, "diloco": 100, "easgd": 4}.get(arch, 1))
     probability = options.get("probability", 0.1 if arch == "gosgd" else 1.0)
     return float(probability / period)
 

@@ -250,6 +250,30 @@ def test_other_models_say_how_much_better_a_device_is_than_its_peaks() -> None:
     assert found.error_fraction == batch_scaling.COMMON_ERROR
 
 
+def test_of_several_devices_those_most_alike_count() -> None:
+    def like(device: Device, name: str, rate: float) -> Device:
+        peak = msgspec.structs.replace(
+            device.peak_flop_per_s, float32=rate * device.peak_flop_per_s.float32
+        )
+        bandwidth = rate * device.memory_bandwidth_bytes_per_s
+        return msgspec.structs.replace(
+            device, name=name, peak_flop_per_s=peak, memory_bandwidth_bytes_per_s=bandwidth
+        )
+
+    def step(name: str, seconds: float) -> Timing:
+        return Timing(name, 32, MEASURED, step_s=seconds)
+
+    fast = DEVICES["fast"]
+    rates = {"twin": 1.0, "sibling": 1.25, "cousin": 4.0, "stranger": 20.0}
+    devices = DEVICES | {name: like(fast, name, rate) for name, rate in rates.items()}
+    timings = [step("stranger", 9.0), step("cousin", 9.0), step("twin", 1.0), step("sibling", 1.2)]
+    found = estimate(net(*timings), "fast", "float32", 32, devices=devices, others=())
+    assert found.compute_s == pytest.approx((1.0 + 1.2 * 1.25) / 2)
+    assert "twin (batch 32), sibling (batch 32)" in str(found.assumptions[0])
+    farther = estimate(net(*timings[:2]), "fast", "float32", 32, devices=devices, others=())
+    assert farther.compute_s > 10.0 * found.compute_s
+
+
 def test_another_kind_of_device_takes_the_efficiency_of_other_models_on_it() -> None:
     mine = net(truth("host", 32))
     step = sum(roofline_s(DEVICES["fast"], LAYERS, 32, "float32"))
@@ -328,6 +352,7 @@ def outside(cases: Sequence[benchmark.Case], bands: dict[str, float]) -> list[st
     ]
 
 
+@pytest.mark.slow
 def test_the_stated_errors_of_devices_hold_for_the_catalogue() -> None:
     cases = list(benchmark.devices())
     assert outside(cases, BANDS) == []

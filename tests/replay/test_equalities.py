@@ -42,7 +42,7 @@ def is_synchronous(arch: str, options: dict[str, Any]) -> bool:
     """Whether every step is that of the mean gradient of all workers."""
     if arch == "ps":
         return options.get("sync", "bsp") == "bsp" and not options.get("backup_workers")
-    if arch == "local_sgd":
+    if arch in ("local_sgd", "diloco"):
         return bool(options.get("period") == 1)
     return arch in ("allreduce", "p2p", "fsdp")
 
@@ -89,7 +89,10 @@ def test_synchronous_training_is_sgd_with_large_batches(arch: str, options: dict
 
 
 def test_synchronous_architectures_are_there() -> None:
-    assert {arch for arch, _ in SYNCHRONOUS} == {"ps", "allreduce", "p2p", "fsdp", "local_sgd"}
+    assert {arch for arch, _ in SYNCHRONOUS} == {
+        *("ps", "allreduce", "p2p", "fsdp"),
+        *("local_sgd", "diloco"),
+    }
 
 
 @pytest.mark.parametrize("workers", [2, 5])
@@ -231,6 +234,49 @@ def test_local_sgd_has_its_closed_form(period: int) -> None:
     found = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
     away = (1.0 - rate) ** np.arange(STEPS + 1)
     np.testing.assert_allclose(found.loss, 1.0 + 1.5 * away**2, **ROUNDING)
+
+
+def diloco_by_hand(
+    period: int, rate: float, outer: float, momentum: float, local_weight: float = 0.0
+) -> Floats:
+    """Loss of the mean model of a quadratic loss after each step of all workers: the
+    pseudo-gradient is that of any worker, as all of them come to the same point. With a
+    ``local_weight`` outer parameters are merged a step later."""
+    away, outer_away, velocity, late = 1.0, 1.0, 0.0, local_weight > 0.0
+    found = [1.0]
+    for step in range(1, STEPS + 1):
+        if step > period and (step - 1) % period == late:
+            away = local_weight * away + (1.0 - local_weight) * outer_away
+        away *= 1.0 - rate
+        found.append(away)
+        if step % period == 0:
+            gradient = outer_away - away
+            velocity = momentum * velocity + gradient
+            outer_away -= outer * (gradient + momentum * velocity)
+    return 1.0 + 1.5 * np.array(found) ** 2
+
+
+@pytest.mark.parametrize("late", [0.0, 0.25])
+@pytest.mark.parametrize("outer", [(1.0, 0.0), (0.7, 0.0), (0.7, 0.9), (1.0, 0.5)])
+@pytest.mark.parametrize("period", [2, 3])
+def test_diloco_makes_the_step_of_its_outer_optimizer(
+    period: int, outer: tuple[float, float], late: float
+) -> None:
+    """SGD with Nesterov's momentum, as in PyTorch, on the mean of what workers have learned."""
+    rate = 0.1
+    names = ("outer_learning_rate", "outer_momentum")
+    options: dict[str, Any] = {"period": period, **dict(zip(names, outer, strict=True))}
+    if late:
+        options |= {"overlap_steps": 1, "local_weight": late}
+    schedule = recorded("diloco", options, WORKERS, STEPS * WORKERS, jitter=0.0)
+    found = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
+    expected = diloco_by_hand(period, rate, *outer, late)
+    steps = np.arange(STEPS + 1)
+    # where merges are late, some models are merged as the last gradient of a step is applied
+    seen = (steps <= period) | (steps % period != 1) if late else steps >= 0
+    np.testing.assert_allclose(found.loss[seen], expected[seen], **ROUNDING)
+    wrong = diloco_by_hand(period, rate, outer[0] * 0.9, outer[1], late)  # the canary
+    assert abs(found.loss - wrong).max() > 1e-4
 
 
 # -- memory ------------------------------------------------------------------------------------

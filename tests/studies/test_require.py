@@ -106,6 +106,38 @@ def test_a_formula_gives_the_same_value() -> None:
     assert found.found.low == pytest.approx(float(bandwidth) / nic.efficiency, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("options", "least", "formula"),
+    [
+        ({}, 181, "H = 2*(N*alpha - alpha + M/B - M/(B*N))/(-F - G - O + T)"),
+        (
+            {"sent_as": "int8"},
+            46,
+            "H = (2*N*alpha - 2*alpha + M/(2*B) - M/(2*B*N))/(-F - G - O + T)",
+        ),
+        (
+            {"fragments": 2, "overlap_steps": 1},
+            163,
+            "H = 2*(-F - G + 2*N*alpha - O - 2*alpha + M/B - M/(B*N))/(-F - G - O + T)",
+        ),
+    ],
+)
+def test_the_period_that_a_link_asks_for(options: dict[str, Any], least: int, formula: str) -> None:
+    """4.5 bytes round a ring of four at 0.05 bytes/s take 90 s. At 5 s a step of 4.5 s has 0.5 s
+    for them, so 180 steps have just enough. In int8 a quarter is. Two fragments hide 4.5 s each."""
+    work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
+    found = require(
+        "period",
+        "step<5",
+        workload=work,
+        cluster=cluster(0.05),
+        workers=4,
+        arch="diloco",
+        options={"algorithm": "ring", **options},
+    )
+    assert (found.found.low, found.formula) == (least, formula)
+
+
 def test_surely_is_stricter_than_possibly() -> None:
     found = require("workers", "time<5s", dataset_size=10_000, arch="ring", **V100)
     surely, value, possibly = (

@@ -18,7 +18,7 @@ from benchmarks.accuracy.cases import About, Case, Split
 from benchmarks.accuracy.page import BEGIN, END, PAGE, README, SUMMARY, Found, page, with_summary
 from benchmarks.accuracy.scaling import Case as Estimate
 from benchmarks.accuracy.sources import SOURCES, adapter
-from benchmarks.accuracy.summaries import attainable, coverage, summarise
+from benchmarks.accuracy.summaries import attainable, chance_of_right, coverage, summarise
 from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS
 from perfmodel import cli
 from perfmodel.base.errors import InputError
@@ -143,7 +143,7 @@ def test_intervals_that_are_too_narrow_or_too_wide_show(
     cases = with_interval(width)
     text = page([Found("dlperf", ABOUT, cases, summarise(cases))], {})
     groups = "1 of 1" if reached == "yes" else "0 of 1"
-    assert f"| dlperf | 100 | {inside} | {reached} | {groups} |" in text
+    assert f"| dlperf | 100 | {inside} | {reached} | 96% | {groups} |" in text
 
 
 def test_small_groups_and_idleness_do_not_count_as_groups() -> None:
@@ -168,6 +168,15 @@ def test_groups_that_are_off_as_a_whole_cannot_all_be_right() -> None:
     assert shares[0] > 0.95
     assert shares[2] < 0.2
     assert attainable([[0.1] * 19]) == 0.0
+
+
+def test_few_runs_hardly_have_the_right_part_by_chance() -> None:
+    assert chance_of_right(7) == pytest.approx(7 * 0.9**6 * 0.1)  # six of seven
+    drawn = np.random.default_rng(0).binomial(64, 0.9, 100_000) / 64
+    right = float(np.mean((drawn >= 0.85) & (drawn <= 0.97)))
+    assert chance_of_right(64) == pytest.approx(right, abs=0.01)
+    assert chance_of_right(2000) > 0.999
+    assert abs(chance_of_right(64) - float(np.mean(drawn >= 0.85))) > 0.01  # a canary
 
 
 @pytest.mark.slow

@@ -199,8 +199,8 @@ def test_transient_predicts_mixed_devices_and_two_servers(
         assert case.interval is not None
         assert case.interval[0] < case.predicted < case.interval[1]
     assert capsys.readouterr().err == (
-        "left out: 1e1c2w of x (links between regions), "
-        "4-spot of k80_spot (pauses after revocations), "
+        "not predicted, left out: 1e1c2w of x (links between regions); "
+        "4-spot of k80_spot (pauses after revocations); "
         "p100 of x (not a number of servers and workers)\n"
     )
 

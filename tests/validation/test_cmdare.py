@@ -18,6 +18,7 @@ from benchmarks.accuracy import cmdare, fitted
 from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
+from perfmodel.calibration.servers.asynchronous import AsynchronousFit
 from tests.measured import measured
 
 SPEEDS, ONE_WORKER = "speed_vs_workers.csv", "one_worker_step_time.csv"
@@ -65,7 +66,7 @@ def test_ideal_scaling_is_beaten(folder: Path) -> None:
 
 
 def test_the_fits_are_those_of_the_runs(folder: Path) -> None:
-    kept = cmdare.read_fits()
+    kept = fitted.read("cmdare", AsynchronousFit)
     assert kept.keys() == cmdare.MOST_WORKERS.keys() == cmdare.ABOUT.splits.keys()
     found = cmdare.calibrated(folder, cmdare.MOST_WORKERS["n3"])
     assert found.rows == kept["n3"].rows
@@ -180,11 +181,12 @@ def test_what_cannot_be_predicted_is_named(
     found = cmdare.cases(made(tmp_path, more))
     assert len(found) == 4 * len(cmdare.MOST_WORKERS)
     assert capsys.readouterr().err == (
-        "left out: no run with one worker, or size not known: resnet32 on v100\n"
+        "no run with one worker, or size not known, left out: resnet32 on v100\n"
     )
     more.append(run("2k80+1p100", "resnet32", 1, 4, 1.0))
     assert len(cmdare.cases(made(tmp_path, more))) == 4 * len(cmdare.MOST_WORKERS)
-    assert "left out: '2k80+1p100' are not 4 workers\n" in capsys.readouterr().err
+    said = "not as many devices as workers, left out: 4 workers of 2k80+1p100\n"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -256,10 +258,10 @@ def test_missing_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         cmdare.cases(tmp_path)
     monkeypatch.setattr(fitted, "FOLDER", tmp_path)
     with pytest.raises(InputError, match=r"cmdare\.json: cannot read: .*; --fit makes it"):
-        cmdare.read_fits()
+        fitted.read("cmdare", AsynchronousFit)
     (tmp_path / "cmdare.json").write_text("{}}")
     with pytest.raises(InputError, match="--fit makes it"):
-        cmdare.read_fits()
+        fitted.read("cmdare", AsynchronousFit)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -293,4 +295,4 @@ def test_the_command_writes_fits_and_groups(
         "cmdare/n4/resnet32": 2,
     }
     assert groups["cmdare/n4"].keys() >= {"n", "median", "p90", "worst", "bias", "coverage90"}
-    assert cmdare.read_fits()["n3"].rows == 4  # and a published one
+    assert fitted.read("cmdare", AsynchronousFit)["n3"].rows == 4  # and a published one

@@ -124,6 +124,17 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         """Seconds of each, (sizes,)."""
         return self.startup_s + self.transfer_s
 
+    def times(self, count: int) -> Cost:
+        """The costs of ``count`` equal collectives of each size, one after the other."""
+        if count == 1:
+            return self
+        return msgspec.structs.replace(
+            self,
+            bytes=count * self.bytes,
+            startup_s=count * self.startup_s,
+            transfer_s=count * self.transfer_s,
+        )
+
     def symmetric(self, fabric: Fabric) -> bool:
         """Whether all links of a kind have the same load; those between sites differ."""
         return fabric.between is None and all(

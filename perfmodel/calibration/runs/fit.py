@@ -254,14 +254,14 @@ def fit_runs(
         overlap=overlap,
         run_spread=spread,
         residuals=Residuals.of(errors),
-        held_out=None if held is None else Residuals.of(np.exp(held) - 1.0),
+        held_out=None if held is None else Residuals.of(np.exp(held.misses) - 1.0),
         runs=tuple(
             FittedRun(
                 r.place,
                 r.job.architecture.name,
                 r.job.workers,
                 float(errors[i]),
-                None if held is None else float(np.exp(held[i]) - 1.0),
+                None if held is None else float(np.exp(held.misses[i]) - 1.0),
             )
             for i, r in enumerate(runs)
         ),
@@ -319,7 +319,7 @@ def _with_more(
         parts = _parts(problem, len(x) + 1)
         if not parts or problem.effect(name) <= EFFECT:
             continue
-        before, without = problem.names, problem.left_out(parts, x, scale)
+        before, without = problem.names, problem.left_out(parts, x, scale).misses
         problem.names = [n for n in problem.parameters if n in {*before, name}]
         at = problem.parameters[name].centre + problem.parameters[name].spread * STARTS_OF_ONE
         starts = [np.insert(x, problem.names.index(name), value) for value in at]
@@ -328,7 +328,7 @@ def _with_more(
         more = problem.solve([more], least)
         costs = [
             problem.unlikelihood(misses, least)
-            for misses in (without, problem.left_out(parts, more, least))
+            for misses in (without, problem.left_out(parts, more, least).misses)
         ]
         if costs[0] - costs[1] > MARGIN:
             x, scale = more, least

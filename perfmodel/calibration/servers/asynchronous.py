@@ -171,7 +171,7 @@ def fit_asynchronous_servers(
     )
     spread = spread_beside(
         problem.regression,
-        problem.regression.left_out(problem.columns, x, scale),
+        problem.regression.left_out(problem.columns, x, scale).misses,
         x,
         problem.regression.covariance(x, scale),
         RUN_SPREAD,

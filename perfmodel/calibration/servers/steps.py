@@ -13,7 +13,7 @@ from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import Floats
 from perfmodel.base.uncertainty import COVERAGE, WIDTH
-from perfmodel.calibration.regression import DIFFERENCE, Regression
+from perfmodel.calibration.regression import Regression
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import quantities_of
@@ -80,10 +80,7 @@ def spread_beside(
     ``misses`` (runs,) are those of the first rows, each from a fit without it: 9 in 10 of them are
     to be within an interval of both together.
     """
-    aside = DIFFERENCE * np.eye(len(x))
-    slopes = (regression.misses(x + aside) - regression.misses(x - aside)) / (2.0 * DIFFERENCE)
-    slopes = slopes[:, : len(misses)]
-    explained = np.einsum("ir,ij,jr->r", slopes, covariance, slopes)
+    explained = regression.explained(x, covariance)[: len(misses)]
     needed = float(np.quantile((misses / WIDTH) ** 2 - explained, COVERAGE))
     return float(f"{math.sqrt(max(needed, least**2)):.4g}")
 

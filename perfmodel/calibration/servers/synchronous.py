@@ -324,7 +324,7 @@ class _Problem:
     def held_out(self, x: Floats, covariance: Floats) -> tuple[float, dict[str, float]]:
         """Spread of the steps of DNNs with a number of servers around a fit without them, and
         its growth for each doubling of workers and of servers beyond those fitted to."""
-        misses = self.regression.left_out(self.folds * 3, x, 1.0)[: len(self.steps)]
+        misses = self.regression.left_out(self.folds * 3, x, 1.0).misses[: len(self.steps)]
         spread = spread_beside(self.regression, misses, x, covariance, RUN_SPREAD)
         growth = {
             name: float(f"{self.regression.growth(np.tile(values, 3), x, 1.0):.4g}")

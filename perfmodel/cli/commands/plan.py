@@ -10,6 +10,7 @@ from perfmodel.cli.jobs import option_values
 from perfmodel.cli.options import (
     all_of,
     check_outputs,
+    executor_options,
     list_of,
     one,
     progress,
@@ -19,6 +20,7 @@ from perfmodel.cli.options import (
     read_quantity,
     read_text,
     read_whole,
+    write_files,
 )
 
 LIMITS = {
@@ -124,13 +126,18 @@ _space = all_of(
     show_default=True,
     help="Simulate the best until their order is settled, or never.",
 )
+@executor_options
 @click.option("--csv", metavar="FILE|-", help="Write the candidates as CSV.")
+@click.option("--parquet", metavar="FILE", help="Write them as Parquet (extra: parquet).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw time and cost as png, svg or pdf.")
 def plan(
     instances: str | None,
     options: tuple[str, ...],
+    processes: int | None,
+    dask: str | None,
     csv: str | None,
+    parquet: str | None,
     as_json: bool,
     plot: str | None,
     **given: Any,
@@ -143,7 +150,8 @@ def plan(
     \b
     perfmodel plan --model resnet50 --dataset-size 1281167 --epochs 90 --objective cost --deadline 24h
     """  # noqa: E501
-    check_outputs(csv, as_json, plot)
+    check_outputs(csv, as_json, plot, parquet)
+    from perfmodel.studies import executors
     from perfmodel.studies.plan_search import PlanLimits
     from perfmodel.studies.planning import plan as choose
 
@@ -152,14 +160,17 @@ def plan(
     for name in SPACE:
         if name in arguments and not isinstance(arguments[name], list):
             arguments[name] = [arguments[name]]
-    with progress() as advance:
+    with executors.opened(processes, dask) as executor, progress() as advance:
         found = choose(
             **arguments,
             options=option_values(options, lists=True),
             catalogue_file=instances,
             limits=limits,
+            executor=executor,
             progress=advance,
         )
+    if parquet is not None:
+        write_files([(parquet, found.to_parquet(), "")])
     if put_out(found, csv, as_json, plot):
         from perfmodel.cli.printing import plan as report
 

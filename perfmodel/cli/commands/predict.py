@@ -13,6 +13,7 @@ from perfmodel.cli.options import (
     check_files,
     check_outputs,
     ending,
+    executor_options,
     one,
     progress,
     put_out,
@@ -114,14 +115,23 @@ def predict(
     callback=one(read_number),
     help="Gradient noise scale of the training: also show how well batches use their samples.",
 )
+@executor_options
+@click.option(
+    "--resume", metavar="FOLDER", help="Keep what is done there, and go on with what is there."
+)
 @click.option("--csv", metavar="FILE", help="Write the table as CSV; - prints it instead.")
+@click.option("--parquet", metavar="FILE", help="Write the table as Parquet (extra: parquet).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 def sweep(
     flags: JobFlags,
     how: ModelFlags,
     noise_scale: float | None,
+    processes: int | None,
+    dask: str | None,
+    resume: str | None,
     csv: str | None,
+    parquet: str | None,
     as_json: bool,
     plot: str | None,
 ) -> None:
@@ -134,12 +144,20 @@ def sweep(
     perfmodel sweep --model resnet50 --device v100 --arch ring,ps --workers 1,2,4..64
     perfmodel sweep --model vgg16 --device v100 --workers 8 --option servers=1..8 --plot servers.png
     """
-    from perfmodel.studies import sweeps
+    from perfmodel.studies import executors, sweeps
 
-    check_outputs(csv, as_json, plot)
+    check_outputs(csv, as_json, plot, parquet)
     arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
-    with progress() as advance:
-        found = sweeps.sweep(**arguments, noise_scale_samples=noise_scale, progress=advance)
+    with executors.opened(processes, dask) as executor, progress() as advance:
+        found = sweeps.sweep(
+            **arguments,
+            noise_scale_samples=noise_scale,
+            executor=executor,
+            resume=resume,
+            progress=advance,
+        )
+    if parquet is not None:
+        write_files([(parquet, found.to_parquet(), "")])
     if put_out(found, csv, as_json, plot):
         from perfmodel.cli.printing import studies
 

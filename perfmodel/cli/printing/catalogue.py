@@ -16,6 +16,9 @@ from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.options import described
 from perfmodel.inputs.profile import Profile
 
+MOST_DEVICES = 5
+"""Most devices with published figures that a listing names for a model."""
+
 
 def listing(kinds: Sequence[str]) -> None:
     """Print the entries of each kind."""
@@ -42,7 +45,11 @@ def _model_line(profile: Profile) -> str:
     others = [d for d in profile.devices if d not in measured]
     if profile.decoder is not None and not profile.timings:
         return f"{profile.title} or others"
-    line = f"{profile.title}; measured on {', '.join(measured) or 'no device'}"
+    if not profile.timings:
+        return f"{profile.title}; estimated for every device"
+    line = profile.title + (f"; measured on {', '.join(measured)}" if measured else "")
+    if len(others) > MOST_DEVICES:
+        others[MOST_DEVICES - 1 :] = [f"{len(others) - MOST_DEVICES + 1} others"]
     return line + (f"; published for {', '.join(others)}" if others else "")
 
 

@@ -109,9 +109,12 @@ def progress() -> Iterator[Callable[[int, int], None]]:
         if bar is None and monotonic() - begin > 1.0:
             from rich.progress import Progress
 
-            bar = Progress(console=Console(stderr=True), transient=True)
+            # time left by the speed of all the time: a chunk of jobs may take minutes
+            bar = Progress(
+                console=Console(stderr=True), transient=True, speed_estimate_period=math.inf
+            )
             bar.start()
-            task = bar.add_task("simulating", total=of)
+            task = bar.add_task("simulating", total=of, completed=done)
         if bar is not None:
             bar.update(task, completed=done, total=of)
 

@@ -1,0 +1,128 @@
+"""DiLoCo: workers train independently, and an outer optimizer takes in what they have learned."""
+
+from __future__ import annotations
+
+from perfmodel.architectures.base import Architecture, Coarse, Traffic
+from perfmodel.architectures.diloco.formulas import exact, leaves_out, phases
+from perfmodel.architectures.diloco.graph import build
+from perfmodel.architectures.diloco.options import Options, fragments_of
+from perfmodel.architectures.diloco.recording import meaning
+from perfmodel.architectures.parts.measured import measured_notes
+from perfmodel.architectures.parts.reduction import REDUCTION_ASSUMPTIONS
+from perfmodel.base.units import show
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from perfmodel.results.prediction import ModelAge
+
+
+def _fold(job: Job) -> OpGraph | None:
+    return None if Options.of(job).by_server else build(job, fold=True)
+
+
+def model_age(job: Job) -> ModelAge | None:
+    """Steps since the last exchange of a fragment began: uniform on 0 to period - 1 where workers
+    wait for it, and ``overlap_steps`` more where they compute meanwhile."""
+    if job.workers == 1:
+        return None
+    options = Options.of(job)
+    period, late = options.period, options.overlap_steps
+    return ModelAge(float(period), (period - 1) / 2.0 + late, (9 * period + 9) // 10 - 1 + late)
+
+
+def notes(job: Job) -> tuple[str, ...]:
+    """The mean rate at which a worker sends, and the one that hides an exchange; and where a job
+    extrapolates the measured collectives of its cluster."""
+    options = Options.of(job)
+    if job.workers == 1:
+        return ()
+    cut, step_s = fragments_of(job), job.device_work.compute_s
+    sizes = cut.share * job.workload.gradient_bytes * options.sent_share / options.messages
+    found: tuple[str, ...] = ()
+    if (moved := traffic(job)) is not None and step_s > 0.0:
+        mean = show(moved.sent / step_s, "bytes_per_s")
+        found = (f"a worker sends {mean} on average, were no exchange waited for",)
+        if hidden_s := _hidden_s(job):
+            peak = moved.sent * options.period * float(cut.share.max()) / hidden_s
+            found = (f"{found[0]}, and {show(peak, 'bytes_per_s')} while it exchanges a fragment",)
+    if not options.by_server and options.by_measurements:
+        found += measured_notes(job, {"all_reduce": sizes})
+    return found
+
+
+def _hidden_s(job: Job) -> float:
+    """Time for which a worker computes while it exchanges a fragment."""
+    options, work = Options.of(job), job.device_work
+    during = work.backward_s + work.optimizer_s if options.during_backward else 0.0
+    return options.overlap_steps * work.compute_s + during
+
+
+def worker_bytes(job: Job) -> float:
+    """Memory of a worker: parameters, gradients, activations, the state of its optimizer and,
+    without a server, the parameters and the momentum of the outer optimizer."""
+    w = job.workload
+    outer = 0.0 if Options.of(job).by_server or job.workers == 1 else 2.0
+    return (2.0 + outer) * w.gradient_bytes + w.activation_bytes + w.optimizer_state_bytes
+
+
+def server_bytes(job: Job) -> float:
+    """Memory of a server: the parameters and the momentum of the outer optimizer, and a receive
+    buffer for a fragment of each worker; 0 where there is none."""
+    options = Options.of(job)
+    if not options.by_server:
+        return 0.0
+    buffers = job.workers * float(fragments_of(job).share.max()) * options.sent_share
+    return float(job.workload.gradient_bytes * (2.0 + buffers))
+
+
+def traffic(job: Job) -> Traffic | None:
+    """Bytes of a worker round a ring, or to and from a server, in one of ``period`` steps."""
+    options, n = Options.of(job), job.workers
+    share = options.exchanged_share * options.sent_share * job.workload.gradient_bytes
+    if options.by_server:
+        return Traffic(share, share, n * share, n * share)
+    if options.algorithm not in ("ring", "hierarchical"):
+        return None
+    moved = 2 * (n - 1) / n * share
+    return Traffic(moved, moved)
+
+
+ARCHITECTURE = Architecture(
+    name="diloco",
+    title="DiLoCo (local SGD with an outer optimizer; streaming in fragments)",
+    options=Options,
+    build=build,
+    server_bytes=server_bytes,
+    worker_bytes=worker_bytes,
+    assumptions=(
+        *REDUCTION_ASSUMPTIONS,
+        "pseudo-gradients have as many elements as gradients, of 32 bits before they are encoded",
+        "all workers exchange a fragment at once, and one fragment at a time",
+        "a fragment has as many layers with parameters as the others, or one more; a model of "
+        "fewer such layers is cut into equal parts",
+        "a worker waits for a fragment before it begins the step after overlap_steps; one that "
+        "arrives earlier is merged before the next step begins",
+        "between two exchanges workers do not wait for each other",
+        "a worker alone makes no outer step",
+    ),
+    source="Douillard et al., 2023, arXiv 2311.08105; Douillard et al., 2025, arXiv 2501.18512; "
+    "Jaghouar et al., 2024, arXiv 2407.07852 and 2412.01152",
+    fold=_fold,
+    notes=notes,
+    model_age=model_age,
+    variants=(
+        {"period": 1, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
+        {"period": 2, "algorithm": "ring", "sent_as": "bf16", "messages": 3,
+         "encode_per_byte_s": 0.001, "outer_s": 0.5},
+        {"period": 4, "fragments": 2, "pattern": "strided", "overlap_steps": 1,
+         "algorithm": "tree", "sent_as": "fp4", "local_weight": 0.25},
+        {"period": 3, "during_backward": True, "algorithm": "double_tree", "chunks": 2,
+         "sent_as": "int8"},
+        {"period": 3, "fragments": 3, "overlap_steps": 2, "outer_s": 0.25,
+         "algorithm": "hierarchical", "reduce_per_byte_s": 0.001},
+        {"period": 2, "fragments": 2, "exchange": "server", "outer_s": 0.5,
+         "algorithm": "halving_doubling"},
+    ),
+    traffic=traffic,
+    meaning=meaning,
+    coarse=Coarse(phases=phases, exact=exact, leaves_out=leaves_out),
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""The coarse model of DiLoCo."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from perfmodel.architectures.diloco.options import Options, fragments_of
+from perfmodel.architectures.parts.collective_rates import all_reduce_rate, closed
+from perfmodel.architectures.parts.workers import alike, left_out, plain
+from perfmodel.base.quantities import Quantity, ceiling, is_symbol, maximum, minimum, where
+from perfmodel.inputs.job import Job
+from perfmodel.phases.phases import Phase, Phases
+from perfmodel.phases.quantities import Quantities
+
+
+def phases(job: Job, q: Quantities) -> Phases:
+    r"""Computation, and a step's share of what the exchanges of a period add to it.
+
+    With the step :math:`c`, the exchange :math:`T_p` of a fragment is exposed for
+    :math:`\max(0, T_p - h)`: hidden are :math:`h = \tau c` and, with *during_backward*, a backward
+    pass with its optimizer, but no more than the :math:`H c / P` from one exchange to the next.
+    """
+    options = Options.of(job)
+    period = options.period
+    alone = q.workers <= 1
+    between = period / options.fragments
+    late = q.slowest(steps=period // options.fragments)
+    step = q.forward_s + q.backward_s + q.optimizer_s
+    extra = _device_s(options, q)
+    hidden = options.overlap_steps * step * late
+    if options.during_backward:
+        hidden = hidden + (q.backward_s + q.optimizer_s) * late
+    hidden = minimum(hidden, between * (step * late + extra / period))
+    seconds, use = (_through_server if options.by_server else _all_reduced)(job, q)
+    exposed: Quantity = 0.0
+    busy: dict[str, Quantity] = {}
+    for share, times in _shares(job, q):
+        exposed = exposed + times * maximum(seconds(share) - hidden, 0.0)
+        for name, each in use(share).items():
+            busy[name] = busy.get(name, 0.0) + each * times / period
+    compute = step + where(alone, 0.0, extra / period)
+    return Phases(
+        parts={
+            "compute": Phase(compute, "compute"),
+            "wait for the slowest": Phase(compute * (late - 1.0), "straggler"),
+            "exchange": Phase(where(alone, 0.0, exposed / period), "network"),
+        },
+        busy_s={name: where(alone, 0.0, each) for name, each in busy.items()},
+        updates=1.0 / q.workers,
+    )
+
+
+Seconds = Callable[[float], Quantity]
+"""From a share of the parameters to the time of its exchange."""
+
+Busy = Callable[[float], dict[str, Quantity]]
+"""From a share of the parameters to the busy time of each resource in its exchange."""
+
+
+def _shares(job: Job, q: Quantities) -> Iterable[tuple[float, int]]:
+    """Shares of the parameters that fragments have, and how many have each; equal ones for
+    symbols."""
+    options = Options.of(job)
+    if is_symbol(q.workers):
+        return [(1 / options.fragments, options.fragments)]
+    return Counter(fragments_of(job).share.tolist()).items()
+
+
+def _device_s(options: Options, q: Quantities) -> Quantity:
+    """Time of a worker's device in a period to encode, and for the outer step where it makes it."""
+    outer_s = 0.0 if options.by_server else options.outer_s
+    encode_s = options.encode_per_byte_s * q.gradient_bytes if options.encode_per_byte_s else 0.0
+    return (encode_s + outer_s) * q.slowdown
+
+
+def _all_reduced(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
+    """The exchange by an all-reduce."""
+    options = Options.of(job)
+    rate, count = all_reduce_rate(job, q, options), options.messages
+    one = q.gradient_bytes * options.sent_share / count
+    return (
+        lambda share: count * rate.seconds(one * share),
+        lambda share: rate.busy(one * share).times(count).by_link(job),
+    )
+
+
+def _through_server(job: Job, q: Quantities) -> tuple[Seconds, Busy]:
+    """The exchange through a server: all workers push, it updates, then all pull."""
+    options = Options.of(job)
+    whole = q.gradient_bytes * options.sent_share
+    at_server_s = q.workers * whole / q.server_bandwidth_bytes_per_s
+    at_worker_s = whole * q.on_a_nic(q.fullest) / q.bandwidth_bytes_per_s
+    moved_s = maximum(at_server_s, at_worker_s, whole / q.flow_bytes_per_s)
+    update_s = q.update_per_tensor_s * q.tensors + q.update_per_byte_s * q.gradient_bytes
+    work_s = ceiling(q.workers / q.update_threads) * update_s + options.outer_s
+    served_s = q.workers * update_s / q.update_threads + options.outer_s
+
+    def seconds(share: float) -> Quantity:
+        return 2.0 * (q.latency_s + share * moved_s) + share * work_s
+
+    def use(share: float) -> dict[str, Quantity]:
+        return {
+            "link out of the servers": share * at_server_s,
+            "link into the servers": share * at_server_s,
+            "servers": share * served_s,
+        }
+
+    return seconds, use
+
+
+def exact(job: Job) -> bool:
+    """Whether the coarse model equals the simulation."""
+    options = Options.of(job)
+    if job.workload.data_loading_s or not alike(job) or leaves_out(job) is not None:
+        return False
+    if options.by_server:
+        return plain(job) and _apart(job)
+    return closed(job, options) and _apart(job)
+
+
+def _apart(job: Job) -> bool:
+    """Whether each exchange ends before the next one begins, and nothing else of the exchange takes
+    time on a device that computes meanwhile."""
+    options = Options.of(job)
+    hidden = options.overlap_steps + options.during_backward
+    if hidden and (options.encode_per_byte_s or options.outer_s):
+        return False
+    return hidden <= options.period // options.fragments
+
+
+def leaves_out(job: Job) -> str | None:
+    """The first feature of a job that the coarse model leaves out; None if there is none."""
+    if not Options.of(job).by_server:
+        return left_out(job, core=False, connections=False)
+    colocated = job.cluster.server.placement == "colocated"
+    return left_out(job, {"servers on the nodes of workers": colocated}, connections=False)

@@ -1,0 +1,129 @@
+"""What the ops of DiLoCo mean for training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from perfmodel.architectures.diloco.options import Options, fragments_of
+from perfmodel.inputs.job import Job
+
+if TYPE_CHECKING:
+    from perfmodel.architectures.parts.recorder import Handler, Meaning, Recorder
+
+
+def meaning(job: Job) -> tuple[Recorder, Meaning]:
+    """Own steps; and the merge of a fragment into all models as its average is there or, where
+    workers compute meanwhile, into each as its next step begins."""
+    from perfmodel.architectures.parts.recorder import Recorder
+
+    options, n = Options.of(job), job.workers
+    share = fragments_of(job).share
+    recorder = Recorder(n, (share * job.workload.gradient_bytes).tolist(), central=False)
+    outer = [_Outer(options, recorder, k) for k in range(len(share))]
+    waits = options.kept_weight == 0.0
+    arrived: list[list[int]] = [[] for _ in range(n)]  # fragments that each has not merged yet
+
+    def update(worker: int, _drawn: int) -> None:
+        for k in range(len(share)):
+            recorder.apply(worker, (worker,), slice=k)
+
+    def send(index: int, _drawn: int) -> None:
+        worker, k = divmod(index, len(share))
+        outer[k].send(worker)
+
+    def average(k: int, _drawn: int) -> None:
+        outer[k].average()
+        if waits:
+            outer[k].merge(range(n))
+        else:
+            for each in arrived:
+                each.append(k)
+
+    def gradient(worker: int, drawn: int) -> None:
+        for k in arrived[worker]:
+            outer[k].merge((worker,))
+        arrived[worker].clear()
+        recorder.gradient(worker, drawn)
+
+    handlers: dict[str, Handler] = {
+        "update": update,
+        "pseudo-gradient": send,
+        "average": average,
+        "gradient": gradient,
+    }
+    return recorder, handlers
+
+
+class _Outer:
+    r"""The outer optimizer of a fragment, in terms of the versions of the workers' models.
+
+    With the outer parameters :math:`c_k`, the mean :math:`m_k` of the models as they were sent, the
+    learning rate :math:`\eta` and the momentum :math:`\mu`, a step of SGD with Nesterov's momentum
+    is :math:`c_{k+1} = z_{k+1} + \mu (z_{k+1} - z_k)` with :math:`z_0 = c_0` and
+    :math:`z_{k+1} = c_k - \eta (c_k - m_k)`. A merge makes :math:`w' = a w + (1 - a) c_k` of a
+    model :math:`w`, so :math:`c_k = (w' - a w) / (1 - a)`.
+    """
+
+    def __init__(self, options: Options, recorder: Recorder, slice: int) -> None:
+        self._options, self._recorder, self._slice = options, recorder, slice
+        n = recorder.workers
+        self._sending = [0] * n
+        self._sent: list[list[int]] = []  # versions in the averages so far, the last two
+        self._merged: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+        """Versions of each model before and after its merges, the last two."""
+
+    def send(self, worker: int) -> None:
+        """A worker sends its model."""
+        self._sending[worker] = self._recorder.version(worker, self._slice)
+
+    def average(self) -> None:
+        """All models that were sent are averaged."""
+        self._sent = [*self._sent[-1:], list(self._sending)]
+
+    def merge(self, workers: Sequence[int]) -> None:
+        """Workers take in the outer parameters after the last average, together."""
+        from perfmodel.architectures.parts.recorder import Mix
+
+        recorder, k = self._recorder, self._slice
+        kept = self._options.kept_weight
+        versions = [recorder.version(worker, k) for worker in workers]
+        for worker in workers:
+            for other, version, weight in self._parts(worker):
+                mix = Mix(other, version, (1.0 - kept) * weight)
+                recorder.part(worker, mix, worker, k)
+        recorder.together(workers, k)
+        for worker, version in zip(workers, versions, strict=True):
+            new = (version, recorder.version(worker, k))
+            self._merged[worker] = [*self._merged[worker][-1:], new]
+
+    def _parts(self, worker: int) -> Iterator[tuple[int, int, float]]:
+        """Models, versions and weights whose sum is the outer parameters."""
+        rate, momentum = self._options.outer_learning_rate, self._options.outer_momentum
+        terms = [(1.0 + momentum, self._sent[-1], self._merged[worker][-1:])]
+        if len(self._sent) > 1:
+            terms.append((-momentum, self._sent[0], self._merged[worker][:-1]))
+        elif momentum:
+            yield worker, 0, -momentum
+        for weight, sent, merged in terms:
+            for other, version in enumerate(sent):
+                yield from _some(other, version, weight * rate / len(sent))
+            yield from self._outer_before(worker, merged, weight * (1.0 - rate))
+
+    def _outer_before(
+        self, worker: int, merged: list[tuple[int, int]], weight: float
+    ) -> Iterator[tuple[int, int, float]]:
+        """The outer parameters that a worker has ``merged``; those at the start without any."""
+        if not merged:
+            yield from _some(worker, 0, weight)
+            return
+        kept = self._options.kept_weight
+        before, after = merged[0]
+        yield from _some(worker, after, weight / (1.0 - kept))
+        yield from _some(worker, before, -weight * kept / (1.0 - kept))
+
+
+def _some(model: int, version: int, weight: float) -> Iterator[tuple[int, int, float]]:
+    """A part, if there is any."""
+    if weight:
+        yield model, version, weight

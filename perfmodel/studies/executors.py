@@ -1,0 +1,319 @@
+"""Where work is done: in this process, in others of this machine, or on a Dask cluster.
+
+Studies submit work to a :class:`concurrent.futures.Executor`, so any other that a program has will
+do as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import pickle
+import platform
+import queue
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+)
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from perfmodel.base.errors import InputError, PerfmodelWarning, whole_number
+from perfmodel.base.foreign import said
+from perfmodel.predicting.installation import fingerprint
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+ALONE_S = 5.0
+"""Seconds that work is done in this process before others are started, unless a number of processes
+is given. Starting them takes half a second to a second of every core."""
+
+MOST_PROCESSES = 1024
+"""Processes on one machine; a limit that catches typing errors."""
+
+CONNECT_S = 5
+"""Seconds in which a Dask scheduler has to answer."""
+
+
+class InLine(Executor):
+    """Does work when it is submitted, in the thread that submits it."""
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """The finished work."""
+        done: Future[R] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+class Processes(Executor):
+    """Processes of this machine, started when there is work, which end when this one does.
+
+    For the first ``alone_s`` seconds work is done in this process instead, as :class:`InLine` does.
+    As a context that is left by an exception, the keyboard's interrupt for one, it ends the
+    processes with what they are doing.
+
+    Raises
+    ------
+    InputError : ``count`` is no number of processes.
+    """
+
+    def __init__(self, count: int, alone_s: float = 0.0) -> None:
+        self._count = whole_number("processes", count, at_most=MOST_PROCESSES)
+        self._alone_s = alone_s
+        self._begin: float | None = None
+        self._pool: ProcessPoolExecutor | None = None
+        self._alive: Connection | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def here(self) -> bool:
+        """Whether work that is submitted now is done in this process."""
+        if self._begin is None:
+            self._begin = time.monotonic()
+        return self._count == 1 or time.monotonic() - self._begin < self._alone_s
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """Work that one of the processes does, or that is finished."""
+        if self.here:
+            return InLine().submit(fn, *args, **kwargs)
+        with self._lock:
+            pool = self._pool or self._started()
+        return pool.submit(fn, *args, **kwargs)
+
+    def _started(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context("spawn")
+        watched, self._alive = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(
+            self._count, mp_context=context, initializer=_end_with, initargs=(watched,)
+        )
+        return self._pool
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes after their work, or at once with ``cancel_futures``."""
+        if self._pool is not None and self._alive is not None:
+            if cancel_futures:
+                self._alive.close()
+            self._pool.shutdown(wait, cancel_futures=cancel_futures)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.shutdown(cancel_futures=kind is not None)
+
+
+def _end_with(watched: Connection) -> None:
+    """Have this process end when the other end of a pipe is closed, as by the end of its parent.
+
+    The keyboard's interrupt goes to all processes of a terminal; the parent alone heeds it.
+    """
+
+    def wait() -> None:
+        with suppress(EOFError, OSError):
+            watched.recv_bytes()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def opened(processes: int | None, dask: str | None) -> Iterator[Executor]:
+    """The executor that a user asks for.
+
+    Parameters
+    ----------
+    processes : of this machine; None for as many as there are cores, once the work has taken
+        :data:`ALONE_S` seconds.
+    dask : address of the scheduler of a running Dask cluster, instead of processes.
+
+    Raises
+    ------
+    InputError : both are given, there is no such number of processes or no scheduler at that
+        address, or Dask is not installed.
+    """
+    if dask is not None:
+        if processes is not None:
+            raise InputError("--jobs and --dask: give one of them")
+        with _dask(dask) as executor:
+            yield executor
+        return
+    own = Processes(usable_cores(), ALONE_S) if processes is None else Processes(processes)
+    with own as executor:
+        yield executor
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Executor]:
+    """A Dask cluster as executor."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise InputError("--dask: needs Dask: pip install 'perfmodel[dask]'") from None
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # errors are raised, too
+    try:  # a client that fails to connect says so again, at length, when the process ends
+        found = asyncio.run(asyncio.wait_for(_identity(address), CONNECT_S))
+    except Exception as error:
+        why = said(error) if str(error) else f"no answer in {CONNECT_S} s"
+        raise InputError(f"--dask: no Dask scheduler at {address!r}: {why}") from None
+    if found != "Scheduler":
+        raise InputError(f"--dask: {address!r} is a {found} of Dask, not its scheduler")
+    with Client(address, timeout=CONNECT_S, set_as_default=False) as client:
+        # by a built-in function: a worker ends when it gets one of a package that it does not have
+        found = client.run(eval, _FINGERPRINT, on_error="return")
+        for worker, own in found.items():
+            _check(f"--dask: worker {worker}", own)
+        if not found:
+            text = f"the Dask cluster at {address} has no workers yet: waiting for them"
+            warnings.warn(text, PerfmodelWarning, stacklevel=1)
+        yield client.get_executor(pure=False)
+
+
+_FINGERPRINT = f"__import__({fingerprint.__module__!r}, fromlist=['*']).fingerprint()"
+
+
+def _check(worker: str, found: str | Exception) -> None:
+    """Refuse a worker with another installation than this one.
+
+    Raises
+    ------
+    InputError : it has another, or none.
+    """
+    own = f"no perfmodel ({said(found)})" if isinstance(found, Exception) else found
+    if own != fingerprint():
+        raise InputError(f"{worker} has {own}, this is {fingerprint()}: install the same on both")
+
+
+async def _identity(address: str) -> str:
+    """What kind of server of Dask answers."""
+    from distributed import Security
+    from distributed.core import rpc
+
+    security = Security().get_connection_args("client")
+    async with rpc(address, timeout=CONNECT_S, connection_args=security) as server:
+        return str((await server.identity())["type"])
+
+
+def elsewhere(executor: Executor) -> bool:
+    """Whether an executor does work at the same time as this thread."""
+    if isinstance(executor, Processes):
+        return not executor.here
+    return not isinstance(executor, InLine)
+
+
+class Task(Generic[A, R]):
+    """A function and its argument. To other processes it goes as :class:`Sent`."""
+
+    def __init__(self, function: Callable[[A], R], argument: A) -> None:
+        self.function, self.argument = function, argument
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sent, (fingerprint(), pickle.dumps((self.function, self.argument)))
+
+    def run(self) -> R:
+        """The function's value."""
+        return self.function(self.argument)
+
+
+class Sent(NamedTuple):
+    """A task on its way, which is read only by the installation that has written it."""
+
+    client: str
+    pickled: bytes
+
+    def run(self) -> Any:
+        """The function's value.
+
+        Raises
+        ------
+        InputError : this is another installation.
+        """
+        if fingerprint() != self.client:
+            raise InputError(
+                f"worker {platform.node()} has {fingerprint()}, the client {self.client}: "
+                "install the same on both"
+            )
+        function, argument = pickle.loads(self.pickled)
+        return function(argument)
+
+
+def _run(task: Task[Any, Any] | Sent) -> Any:
+    return task.run()
+
+
+def submitted(executor: Executor, function: Callable[[A], R], argument: A) -> Future[R]:
+    """Have an executor call a function of a module; see :func:`result`."""
+    return executor.submit(_run, Task(function, argument))
+
+
+def completed(
+    executor: Executor, function: Callable[[A], R], work: Iterable[A]
+) -> Iterator[tuple[int, R]]:
+    """Results of a function in the order in which they come, each with its place in ``work``.
+
+    Raises
+    ------
+    InputError : what does the work has broken down, or has another version.
+    Exception : as the function raises it.
+    """
+    done: queue.SimpleQueue[Future[R]] = queue.SimpleQueue()
+    places: dict[Future[R], int] = {}
+    try:
+        for place, each in enumerate(work):
+            future = submitted(executor, function, each)
+            places[future] = place
+            future.add_done_callback(done.put)
+            while not done.empty():
+                future = done.get()
+                yield places.pop(future), result(future)
+        while places:
+            future = done.get()
+            yield places.pop(future), result(future)
+    except BrokenExecutor:  # by submit
+        raise _broken() from None
+    finally:
+        for future in places:
+            future.cancel()
+
+
+def result(future: Future[R]) -> R:
+    """Result of submitted work.
+
+    Raises
+    ------
+    InputError : what does the work has broken down, or has another version.
+    Exception : as the work raises it.
+    """
+    try:
+        return future.result()
+    except BrokenExecutor:
+        raise _broken() from None
+    except CancelledError:
+        raise InputError("work was cancelled: the scheduler has gone, or has dropped it") from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "distributed":
+            raise
+        raise InputError(f"the Dask cluster cannot do the work: {said(error)}") from None
+
+
+def _broken() -> InputError:
+    return InputError("a process that predicts has ended; is there enough memory?")

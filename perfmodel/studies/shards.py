@@ -1,0 +1,249 @@
+"""A sweep on disk: a file for each chunk of its jobs, so that a sweep that ended early goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfmodel.base import files, tables
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.job import Island, Job
+from perfmodel.predicting.installation import fingerprint
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.chunks import Answer, Chunk, predicted, slices
+from perfmodel.studies.executors import completed
+from perfmodel.studies.grids import Grid, Row
+
+SCHEMA = "perfmodel.shards/1"
+
+ABOUT = "sweep.json"
+"""The file of a folder that says which sweep it holds."""
+
+Progress = Callable[[int, int], None]
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which sweep a folder holds.
+
+    Attributes
+    ----------
+    installation : what predicts it (:func:`perfmodel.predicting.installation.fingerprint`).
+    how : arguments of :func:`perfmodel.predict`.
+    axes : what is varied, and its values as a table shows them.
+    inputs : digest of all jobs, files included.
+    """
+
+    schema: str = SCHEMA
+    installation: str
+    how: dict[str, Any]
+    axes: dict[str, Any]
+    inputs: str
+
+    def check(self, folder: Path, other: About) -> None:
+        """Refuse another sweep than the one in a folder.
+
+        Raises
+        ------
+        InputError : the text says what differs.
+        """
+        here = f"--resume: {folder} holds another sweep"
+        if self.schema != other.schema or self.installation != other.installation:
+            raise InputError(f"{here}, of {self.installation}; this is {other.installation}")
+        if list(self.axes) != list(other.axes):
+            there, now = (", ".join(a) or "nothing" for a in (self.axes, other.axes))
+            raise InputError(f"{here}: it varies {there} there, and {now} here")
+        for old, new in ((self.how, other.how), (self.axes, other.axes)):
+            for name, value in new.items():
+                if old.get(name) != value:
+                    raise InputError(f"{here}: {name} is {old.get(name)} there, and {value} here")
+        if self.inputs != other.inputs:
+            raise InputError(f"{here}: of other jobs, or of other contents of their files")
+
+
+class Shards:
+    """A folder that holds the answers to a sweep, a Parquet file for each chunk, else CSV.
+
+    A shard has the columns ``index`` (of the job in the grid), ``point`` (JSON), ``reason`` (why
+    there is no prediction, else empty) and ``prediction`` (JSON, else empty).
+
+    Raises
+    ------
+    InputError : the folder cannot be made or read, or holds something else.
+    """
+
+    def __init__(self, folder: str | Path, about: About) -> None:
+        self.folder = Path(folder)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            there = any(self.folder.iterdir())
+        except OSError as error:
+            raise InputError(f"--resume: {folder}: {error.strerror or error}") from None
+        place = self.folder / ABOUT
+        if not there:
+            files.write(place, msgspec.json.encode(about))
+            return
+        if not place.exists():
+            raise InputError(f"--resume: {folder} is not empty and holds no sweep")
+        try:
+            old = msgspec.json.decode(files.read_bytes(place), type=files.ready(About))
+        except msgspec.MsgspecError as error:
+            raise InputError(f"--resume: {place}: {error}") from None
+        # by way of JSON, in which tuples are lists
+        old.check(self.folder, msgspec.json.decode(msgspec.json.encode(about), type=About))
+
+    def read(self, name: str, count: int) -> list[Answer] | None:
+        """The answers of a shard, None where there is none that is whole.
+
+        Raises
+        ------
+        InputError : the shard is a Parquet file, and pyarrow is not installed.
+        """
+        import pandas as pd
+
+        for ending in ("parquet", "csv"):
+            path = self.folder / f"{name}.{ending}"
+            if not path.exists():
+                continue
+            if ending == "parquet":
+                tables.need_parquet()
+            try:
+                columns = ["reason", "prediction"]
+                frame = (
+                    pd.read_parquet(path, engine="pyarrow", columns=columns)
+                    if ending == "parquet"
+                    else pd.read_csv(path, usecols=columns, dtype=str, keep_default_na=False)
+                )
+                rows = zip(frame["reason"], frame["prediction"], strict=True)
+                answers = [_answer(reason, text) for reason, text in rows]
+            except (ValueError, OSError):  # it is cut, as by a full disk
+                continue
+            if len(answers) == count:
+                return answers
+        return None
+
+    def write(self, name: str, first: int, points: Sequence[Row], answers: list[Answer]) -> None:
+        """Write a shard, whole or not at all; ``first`` is the index of its first job.
+
+        Raises
+        ------
+        InputError : it cannot be written.
+        """
+        import pandas as pd
+
+        good = [answer if isinstance(answer, Prediction) else None for answer in answers]
+        frame = pd.DataFrame(
+            {
+                "index": range(first, first + len(answers)),
+                "point": [json.dumps(files.finite(point, "inf")) for point in points],
+                "reason": [str(a) if p is None else "" for a, p in zip(answers, good, strict=True)],
+                "prediction": ["" if p is None else json.dumps(p.to_dict()) for p in good],
+            }
+        )
+        if tables.has_parquet():
+            tables.parquet(frame, self.folder / f"{name}.parquet")
+        else:
+            tables.csv_text(frame, self.folder / f"{name}.csv")
+
+
+def _answer(reason: str, text: str) -> Answer:
+    if reason:
+        return InputError(reason)
+    return msgspec.convert(json.loads(text), files.ready(Prediction))
+
+
+def answers(
+    found: Grid,
+    how: Mapping[str, Any],
+    executor: Executor,
+    folder: str | Path | None,
+    progress: Progress | None,
+) -> list[Answer]:
+    """The answers to all jobs of a grid, in its order.
+
+    Parameters
+    ----------
+    how : arguments of :func:`perfmodel.predict`.
+    executor : what predicts them.
+    folder : holds those that are there already, and takes the others as they come.
+    progress : called with (done, all).
+
+    Raises
+    ------
+    InputError : see :class:`Shards` and :func:`perfmodel.studies.executors.completed`.
+    """
+    count = len(found.jobs)
+    parts = list(slices(count, how["fidelity"]))
+    whole: list[Answer | None] = [None] * count
+    shards, names = None, [""] * len(parts)
+    if folder is not None:
+        digests = _digests(found.jobs)
+        about = About(
+            installation=fingerprint(),
+            how=files.finite(dict(how), "inf"),
+            axes=files.finite({axis.name: axis.shown for axis in found.axes}, "inf"),
+            inputs=_digest(*digests),
+        )
+        shards = Shards(folder, about)
+        common = (SCHEMA.encode(), fingerprint().encode(), json.dumps(about.how).encode())
+        names = [f"{at.start:06d}-{_digest(*common, *digests[at])}" for at in parts]
+    left, done = [], 0
+    for at, name in zip(parts, names, strict=True):
+        old = shards.read(name, at.stop - at.start) if shards is not None else None
+        if old is None:
+            left.append((at, name))
+        else:
+            whole[at] = old
+            done += len(old)
+    if done and progress is not None:
+        progress(done, count)
+    work = (Chunk(found.jobs[at], how) for at, _ in left)
+    for k, new in completed(executor, predicted, work):
+        at, name = left[k]
+        if shards is not None:
+            shards.write(name, at.start, found.points[at], new)
+        whole[at] = new
+        done += len(new)
+        if progress is not None:
+            progress(done, count)
+    return [answer for answer in whole if answer is not None]
+
+
+def _digests(jobs: Sequence[Job]) -> list[bytes]:
+    """A digest of each job, with all values it has; what jobs share is read once."""
+    known: dict[int, str] = {}
+
+    def shared(value: Any) -> str:
+        if id(value) not in known:
+            known[id(value)] = _digest(_encoded(value))
+        return known[id(value)]
+
+    def whole(job: Job) -> bytes:
+        values = {name: getattr(job, name) for name in job.__struct_fields__}
+        values |= {name: shared(values[name]) for name in ("workload", "cluster")}
+        values["architecture"] = job.architecture.name
+        values["islands"] = [_island(island, whole(island.job)) for island in job.islands]
+        return _encoded(values)
+
+    return [_digest(whole(job)).encode() for job in jobs]
+
+
+def _island(island: Island, job: bytes) -> dict[str, Any]:
+    return {name: getattr(island, name) for name in island.__struct_fields__} | {"job": job}
+
+
+def _encoded(value: Any) -> bytes:
+    """As MessagePack, which has infinities; numbers of NumPy are those of Python."""
+    return msgspec.msgpack.encode(value, enc_hook=float)
+
+
+def _digest(*parts: bytes) -> str:
+    made = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "little") + part)
+    return made.hexdigest()

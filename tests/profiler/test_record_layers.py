@@ -1,0 +1,61 @@
+"""Layers of the catalogue's models, found anew on the meta device."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+if importlib.util.find_spec("torchvision") is None:
+    pytest.skip("torchvision is missing", allow_module_level=True)
+
+from benchmarks import record_layers
+from perfmodel.inputs import catalogue
+from perfmodel.inputs.profile import Profile, read_profile
+from perfmodel.profiler.saving import difference
+
+QUICK = ("vgg11", "ncf", "dlrm-dense")
+
+
+def shipped(name: str) -> Profile:
+    """The model of the catalogue; skips where what makes it is missing."""
+    if record_layers.MODELS[name].spec.startswith("transformers"):
+        pytest.importorskip("transformers")
+    return catalogue.model(name)
+
+
+def same(name: str) -> None:
+    """The layers are those of the catalogue, tensor by tensor and operation by operation."""
+    old, new = shipped(name), record_layers.recorded(name)
+    assert difference(old, new) == "the layers are the same"
+    for field in ("forward_flop", "activation_bytes"):
+        found = [getattr(layer, field) for layer in new.layers]
+        assert found == pytest.approx([getattr(layer, field) for layer in old.layers], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_layers_are_those_of_the_catalogue(name: str) -> None:
+    same(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(record_layers.MODELS) - set(QUICK)))
+def test_all_layers_are_those_of_the_catalogue(name: str) -> None:
+    same(name)
+
+
+def test_canary_another_network_is_noticed() -> None:
+    assert (
+        difference(shipped("vgg13"), record_layers.recorded("vgg11")) != "the layers are the same"
+    )
+
+
+def test_a_file_keeps_its_timings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record_layers.main(["ncf", "--output", str(tmp_path)])
+    assert read_profile(tmp_path / "ncf.json").timings == ()
+    (tmp_path / "ncf.json").write_bytes((catalogue.folder() / "models" / "ncf.json").read_bytes())
+    record_layers.main(["ncf", "--output", str(tmp_path)])
+    assert read_profile(tmp_path / "ncf.json") == catalogue.model("ncf")
+    assert "ncf: 8 layers, 31.8326 M" in capsys.readouterr().out

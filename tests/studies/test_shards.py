@@ -1,0 +1,274 @@
+"""Sweeps that go on: what a folder holds, what is predicted again, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+import pytest
+
+from perfmodel import InputError, Prediction, Straggler, api, make_job, predict, sweep
+from perfmodel.architectures import registry
+from perfmodel.base import tables
+from perfmodel.predicting.installation import fingerprint
+from perfmodel.studies import chunks, shards
+from tests.jobs import cluster, workload
+from tests.studies.test_executors import differences
+
+WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
+ASKED: dict[str, Any] = {"workload": WORK, "cluster": cluster(nodes=3), "workers": [1, 2, 9]}
+ASKED |= {"arch": ["ring", "ps"], "options": {"split_above_bytes": [1.0, float("inf")]}}
+JOBS = 6
+"""Of these nine combinations; three need too many nodes."""
+
+
+@pytest.fixture(params=["csv", "parquet"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kind of the shards."""
+    if request.param == "parquet":
+        pytest.importorskip("pyarrow", reason="needs the extra 'parquet'")
+    else:
+        monkeypatch.setattr(tables, "has_parquet", lambda: False)
+    return str(request.param)
+
+
+@pytest.fixture
+def predicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The jobs that were predicted, architecture and workers; the last of them cannot be."""
+    done: list[tuple[str, int]] = []
+    real = api.predict
+
+    def counted(job: Any, **more: Any) -> Prediction:
+        done.append((job.architecture.name, job.workers))
+        if job.workers == 2 and job.options.server_count and job.options.split_above_bytes > 1e9:
+            raise InputError('cannot be: "so", it says')
+        return real(job, **more)
+
+    monkeypatch.setattr(api, "predict", counted)
+    return done
+
+
+def there(folder: Path) -> list[Path]:
+    """The shards of a folder, in the order of the jobs."""
+    return sorted(folder.glob("0*"))
+
+
+# -- going on ----------------------------------------------------------------------------------
+
+
+def test_a_folder_does_not_change_a_sweep(
+    tmp_path: Path, predicted: list[tuple[str, int]], kind: str
+) -> None:
+    alone = sweep(**ASKED)
+    assert (len(alone.predictions), len(alone.skipped)) == (JOBS - 1, 4)
+    predicted.clear()
+    for _ in range(2):
+        assert differences(alone, sweep(**ASKED, resume=tmp_path)) == []
+        assert len(predicted) == JOBS  # the second sweep predicts nothing
+    assert [path.suffix for path in there(tmp_path)] == [f".{kind}"] * JOBS
+    assert [path.name[:6] for path in there(tmp_path)] == [f"{k:06d}" for k in range(JOBS)]
+
+
+def test_only_what_is_missing_is_predicted(
+    tmp_path: Path, predicted: list[tuple[str, int]], kind: str
+) -> None:
+    alone = sweep(**ASKED, resume=tmp_path)
+    assert there(tmp_path)[0].suffix == f".{kind}"
+    order = predicted[:]
+    for k in (1, 4):
+        there(tmp_path)[k].unlink()
+    predicted.clear()
+    assert differences(alone, sweep(**ASKED, resume=tmp_path)) == []
+    assert predicted == [order[1], order[3]]
+
+
+@pytest.mark.parametrize("what", [KeyboardInterrupt, ZeroDivisionError])
+def test_what_was_done_before_an_end_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: type[BaseException]
+) -> None:
+    alone, real, done = sweep(**ASKED), api.predict, []
+
+    def ends(job: Any, **more: Any) -> Prediction:
+        if len(done) == 4:
+            raise what
+        done.append(job)
+        return real(job, **more)
+
+    monkeypatch.setattr(api, "predict", ends)
+    with pytest.raises(what):
+        sweep(**ASKED, resume=tmp_path)
+    assert len(there(tmp_path)) == 4
+    done.clear()
+    assert differences(alone, sweep(**ASKED, resume=tmp_path)) == []
+    assert len(done) == JOBS - 4
+
+
+def test_canary_what_a_shard_says_is_what_a_sweep_says(tmp_path: Path, kind: str) -> None:
+    alone = sweep(**ASKED, resume=tmp_path)
+    first, second, *_ = there(tmp_path)
+    first.rename(tmp_path / "x")
+    (tmp_path / first.name).write_bytes(second.read_bytes())
+    changed = sweep(**ASKED, resume=tmp_path)
+    assert changed.rows()[0] != alone.rows()[0]
+    assert changed.rows()[0]["iteration_s"] == alone.rows()[1]["iteration_s"]
+    assert changed.rows()[2:] == alone.rows()[2:]
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_a_shard_that_was_cut_is_predicted_again(
+    tmp_path: Path, predicted: list[tuple[str, int]], kind: str, part: float
+) -> None:
+    alone = sweep(**ASKED, resume=tmp_path)
+    assert there(tmp_path)[0].suffix == f".{kind}"
+    cut = there(tmp_path)[2]
+    data = cut.read_bytes()
+    cut.write_bytes(data[: int(len(data) * part)])
+    predicted.clear()
+    assert differences(alone, sweep(**ASKED, resume=tmp_path)) == []
+    assert len(predicted) == 1
+    assert cut.read_bytes() == data
+
+
+def test_progress_begins_with_what_is_there(tmp_path: Path) -> None:
+    sweep(**ASKED, resume=tmp_path)
+    for path in there(tmp_path)[:2]:
+        path.unlink()
+    told: list[tuple[int, int]] = []
+    sweep(**ASKED, resume=tmp_path, progress=lambda *done: told.append(done))
+    assert told == [(4, 6), (5, 6), (6, 6)]
+
+
+def test_a_noise_scale_may_change(tmp_path: Path, predicted: list[tuple[str, int]]) -> None:
+    sweep(**ASKED, resume=tmp_path)
+    predicted.clear()
+    found = sweep(**ASKED, resume=tmp_path, noise_scale_samples=24.0)
+    assert "goodput_samples_per_s" in found.rows()[0]
+    assert predicted == []
+
+
+def test_islands_go_on_too(tmp_path: Path, predicted: list[tuple[str, int]]) -> None:
+    asked = {"workload": WORK, "cluster": cluster(), "arch": ["ring", "ps"], "workers": 2}
+    asked |= {"island_devices": ["2", "4+2"], "seed": 3}
+    alone = sweep(**asked)
+    for _ in range(2):
+        assert differences(alone, sweep(**asked, resume=tmp_path)) == []
+    assert len(predicted) == 8
+    with pytest.raises(InputError, match="island_devices is"):
+        sweep(**asked | {"island_devices": ["2", "4+4"]}, resume=tmp_path)
+
+
+def test_shards_are_tables_for_other_programs(tmp_path: Path, kind: str) -> None:
+    found = sweep(**ASKED, resume=tmp_path)
+    read: Callable[[Path], pd.DataFrame] = pd.read_csv if kind == "csv" else pd.read_parquet
+    frame = pd.concat([read(path) for path in there(tmp_path)])
+    assert list(frame.columns) == ["index", "point", "reason", "prediction"]
+    assert frame["index"].tolist() == list(range(JOBS))
+    points = [json.loads(text) for text in frame["point"]]
+    assert points[0] == {"arch": "ring", "split_above_bytes": None, "workers": 1}
+    assert points[-1] == {"arch": "ps", "split_above_bytes": "inf", "workers": 2}
+    rates = [json.loads(text)["throughput_samples_per_s"] for text in frame["prediction"]]
+    assert rates == [p.throughput_samples_per_s for p in found.predictions]
+
+
+@pytest.mark.parametrize("fidelity", ["coarse", "fine"])
+@pytest.mark.parametrize("arch", registry.names())
+def test_a_prediction_comes_back_whole(arch: str, fidelity: api.Fidelity) -> None:
+    slow = (Straggler(1, 2.0),)
+    job = make_job(workload=WORK, cluster=cluster(), arch=arch, workers=4, stragglers=slow)
+    found = msgspec.structs.replace(predict(job, fidelity=fidelity), timeline=None)
+    again = shards._answer("", json.dumps(found.to_dict()))
+    assert again == found
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a sweep, which stays as it is."""
+    sweep(**ASKED, resume=tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    yield tmp_path
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"workers": [1, 2, 3]}, "workers is [1, 2, 9] there, and [1, 2, 3] here"),
+        ({"workers": 1}, "it varies options, workers there, and options here"),
+        ({"fidelity": "fine"}, "fidelity is auto there, and fine here"),
+        ({"rel_ci": 0.1}, "rel_ci is 0.01 there, and 0.1 here"),
+        ({"max_ops": float("inf")}, "max_ops is 50000000 there, and inf here"),
+        ({"seed": 1}, "of other jobs, or of other contents of their files"),
+        ({"cluster": cluster(9.0, nodes=3)}, "of other jobs, or of other contents of their files"),
+    ],
+)
+def test_a_folder_of_another_sweep_is_refused(
+    folder: Path, changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        sweep(**ASKED | changed, resume=folder)
+    said = said.replace("options", "arch, split_above_bytes")
+    start = f"--resume: {folder} holds another sweep: "
+    assert str(error.value) == f"{start}{said}"
+
+
+def test_a_folder_of_another_version_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "fingerprint", lambda: "perfmodel 9.9")
+    said = f"{folder} holds another sweep, of {fingerprint()}; this is perfmodel 9.9"
+    with pytest.raises(InputError, match=re.escape(said)):
+        sweep(**ASKED, resume=folder)
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match=r"is not empty and holds no sweep$"):
+        sweep(**ASKED, resume=tmp_path)
+    with pytest.raises(InputError, match=r"thesis\.tex: File exists$"):
+        sweep(**ASKED, resume=tmp_path / "thesis.tex")
+    (tmp_path / "thesis.tex").rename(tmp_path / shards.ABOUT)
+    with pytest.raises(InputError, match=r"sweep\.json: JSON is malformed"):
+        sweep(**ASKED, resume=tmp_path)
+
+
+def test_a_folder_of_parquet_needs_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra 'parquet'")
+    sweep(**ASKED, resume=tmp_path)
+    monkeypatch.setattr(tables, "has_parquet", lambda: False)
+    with pytest.raises(InputError, match=r"^Parquet needs pyarrow"):
+        sweep(**ASKED, resume=tmp_path)
+
+
+# -- chunks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fidelity", ["coarse", "auto", "fine"])
+@pytest.mark.parametrize("count", [1, 63, 64, 127, 128, 1000, 5000, 100_000])
+def test_chunks_are_all_jobs_once_and_none_is_long(count: int, fidelity: str) -> None:
+    parts = list(chunks.slices(count, fidelity))
+    assert [k for part in parts for k in range(part.start, part.stop)] == list(range(count))
+    sizes = {part.stop - part.start for part in parts}
+    assert max(sizes) <= (256 if fidelity == "coarse" else 16)
+    if fidelity != "coarse":
+        assert len(parts) >= min(count, 64)
+
+
+# -- Parquet -----------------------------------------------------------------------------------
+
+
+def test_a_table_in_parquet_is_that_in_csv(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra 'parquet'")
+    found = sweep(**ASKED | {"jitter": [0.1, "gamma:0.1"]})
+    data = found.to_parquet(tmp_path / "t.parquet")
+    assert (tmp_path / "t.parquet").read_bytes() == data
+    back = pd.read_parquet(tmp_path / "t.parquet")
+    frame = found.to_frame().astype({"jitter": str})
+    pd.testing.assert_frame_equal(back, frame, check_dtype=False)
