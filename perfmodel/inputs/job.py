@@ -152,7 +152,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``options`` are those of the ``architecture``. ``start`` *together* lets all workers begin at
     once, *staggered* at seeded random offsets. ``assumptions`` are the defaults used. Where workers
     are groups of devices these are the ``islands``, one for each; the workload is then what
-    the first does from one exchange to the next, and its batch size that of all its devices.
+    the first does from one exchange to the next, and its batch size that of all its devices; ``flat`` is the job with a
+    device in the place of each.
 
     Raises
     ------
@@ -170,6 +171,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     assumptions: tuple[Assumption, ...] = ()
     islands: tuple[Island, ...] = ()
+    flat: Job | None = None
 
     def __post_init__(self) -> None:
         whole_number("workers", self.workers, at_most=MOST_WORKERS)
@@ -216,6 +218,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Seconds in which worker ``worker`` loads a batch."""
         node = self.cluster.node_of_worker(worker)
         return self.workload.data_loading_s * self.cluster.loading_slowdown(node, self.workers)
+
+    @property
+    def of_devices(self) -> Job:
+        """The job as it was described: with a device in the place of each island."""
+        return self if self.flat is None else self.flat
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -155,6 +155,7 @@ def _outer(flat: Job, islands: tuple[Island, ...], places: Places) -> Job:
         cluster=cluster,
         jitter=_jitter(flat.jitter, one),
         islands=islands,
+        flat=flat,
         assumptions=(
             *flat.assumptions,
             Assumption("island", step, "", "predicted alone; its links are one to other islands"),

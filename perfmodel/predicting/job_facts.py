@@ -110,7 +110,8 @@ def memory_of(job: Job) -> Memory:
     architecture = architecture_of(job)
     w = job.workload
     worker = worker_bytes(job)
-    server = architecture.server_bytes(job) if architecture.server_bytes is not None else None
+    on_servers = architecture.server_bytes if job.options.server_count else None
+    server = on_servers(job) if on_servers is not None else None
     known = w.device in catalogue.device_names()
     has = catalogue.device(w.device).memory_bytes if known else None
     return Memory(worker, server, has)

@@ -286,11 +286,11 @@ def _variable(name: str, given: Mapping[str, Any], job: Job) -> Variable:
     """
     dashed = name.replace("_", "-")
     rest = {name: value for name, value in given.items() if name not in api.OF_WORKLOAD}
-    rest["workload"] = job.workload
+    rest["workload"] = job.of_devices.workload
     if dashed in ARGUMENTS:
         argument, least, most = ARGUMENTS[dashed]
         if argument in LINKS:
-            now = getattr(job.cluster.nic, argument)
+            now = getattr(job.of_devices.cluster.nic, argument)
             least, most = min(least, now / SPAN) if now else least, max(most, now * SPAN)
         base = given if argument == "batch_size" else rest
         step = 1
@@ -338,12 +338,12 @@ def _is_number(value: Any) -> bool:
 
 def _now(what: Variable, job: Job) -> float:
     """The variable's value in the job."""
-    nic = job.cluster.nic
+    nic = job.of_devices.cluster.nic
     known = {
         "bandwidth_bytes_per_s": nic.bandwidth_bytes_per_s,
         "latency_s": nic.latency_s,
         "workers": job.workers,
-        "batch_size": job.workload.batch_size,
+        "batch_size": job.of_devices.workload.batch_size,
     }
     return float(known[what.name] if what.name in known else getattr(job.options, what.name))
 

@@ -123,7 +123,7 @@ def _placement_why(now: Situation) -> str:
 
 
 def _placement(now: Situation) -> Iterator[Change]:
-    cluster = now.job.cluster
+    cluster = now.job.of_devices.cluster
     there = {"dedicated": "colocated", "colocated": "dedicated"}[cluster.server.placement]
     server = msgspec.structs.replace(cluster.server, placement=there, site=None)
     where = "nodes of their own" if there == "dedicated" else "the workers' nodes"
@@ -134,7 +134,7 @@ def _on(now: Situation, **fields: Any) -> dict[str, Any]:
     """The arguments of the same job on a cluster with other values of these fields."""
     links = ("bandwidth_bytes_per_s", "latency_s")  # the job's cluster has them
     arguments = {k: v for k, v in now.arguments.items() if k not in links}
-    return {**arguments, "cluster": msgspec.structs.replace(now.job.cluster, **fields)}
+    return {**arguments, "cluster": msgspec.structs.replace(now.job.of_devices.cluster, **fields)}
 
 
 def _overlap_why(now: Situation) -> str:
@@ -183,7 +183,7 @@ def _batch_why(now: Situation) -> str:
 
 
 def _batch(now: Situation) -> Iterator[Change]:
-    batch = now.job.workload.batch_size
+    batch = now.job.of_devices.workload.batch_size
     if "batch_size" not in now.arguments and "model" not in now.arguments:
         return
     rest = {k: v for k, v in now.arguments.items() if k != "global_batch_size"}
@@ -263,24 +263,24 @@ def _hardware_why(now: Situation) -> str:
 
 
 def _hardware(now: Situation) -> Iterator[Change]:
-    nic, measured = now.job.cluster.nic, bool(now.job.cluster.collectives)
+    nic, measured = now.job.of_devices.cluster.nic, bool(now.job.of_devices.cluster.collectives)
     if now.job.workers > 1 and not measured:  # those measured are of this network
         twice, half = 2.0 * nic.bandwidth_bytes_per_s, nic.latency_s / 2.0
         faster = {**now.arguments, "bandwidth_bytes_per_s": twice}
         yield Change("twice the bandwidth", f"--bandwidth {twice * 8e-9:g}Gbps", faster)
         flags = f"--latency {half * 1e6:g}us"
         yield Change("half the latency", flags, {**now.arguments, "latency_s": half})
-    if now.job.crosses_sites and not now.job.islands:  # whose cluster is not that of the arguments
+    if now.job.crosses_sites:
         wider = tuple(
             msgspec.structs.replace(link, bandwidth_bytes_per_s=2.0 * link.bandwidth_bytes_per_s)
-            for link in now.job.cluster.site_links
+            for link in now.job.of_devices.cluster.site_links
         )
         yield Change("twice the bandwidth between sites", "", _on(now, site_links=wider))
     if now.has_servers:
         more = now.job.options.server_count + 1
         yield _options(now, "one more server", servers=more)
     rest = {k: v for k, v in now.arguments.items() if k not in api.OF_WORKLOAD}
-    faster_device = now.job.workload.scaled("compute_s", 0.5)
+    faster_device = now.job.of_devices.workload.scaled("compute_s", 0.5)
     yield Change("devices twice as fast", "", {**rest, "workload": faster_device})
 
 

@@ -284,6 +284,29 @@ def test_sweeps_vary_islands() -> None:
     ]
 
 
+def test_requirements_and_advice_are_of_islands() -> None:
+    """An aim is met where a prediction says so, and changes keep the islands."""
+    given: dict[str, Any] = {
+        "model": "resnet18",
+        "device": "v100",
+        "cluster": "ethernet-1g",
+        "workers": 4,
+        "arch": "local_sgd",
+        "island_devices": 2,
+    }
+    found = pm.require("period", "scaling>0.9", **given)
+    assert found.found.low is not None
+    for period, met in ((found.found.low, True), (found.found.low - 1, False)):
+        made = pm.make_job(**given, options={"period": int(period)})
+        alone = 2 * made.batch_sizes[0] / 2 / made.islands[0].step_s
+        p = pm.predict(made, fidelity="coarse")
+        assert (p.throughput_samples_per_s > 0.9 * 4 * alone) is met
+    advice = pm.advise(**given, options={"period": 1})
+    assert advice.recommended or advice.unsure
+    for each in (*advice.recommended, *advice.unsure):
+        assert each.prediction.island_devices == (2,) * each.prediction.workers
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
