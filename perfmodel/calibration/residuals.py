@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -41,7 +42,8 @@ def residual_calibration(runs: Sequence[PredictedRun]) -> Calibration:
     """The most likely spread of measured around predicted steps, and what the runs had.
 
     What equal runs differ by, as their predictions say, comes on top. The spread is wider the fewer
-    sources it was learnt from, by Student's t with as many degrees of freedom.
+    sources it was learnt from, by Student's t with as many degrees of freedom. Each source weighs
+    the same, however many runs it has.
 
     Raises
     ------
@@ -53,10 +55,12 @@ def residual_calibration(runs: Sequence[PredictedRun]) -> Calibration:
         raise InputError("calibration: no measured run")
     misses = np.array([run.miss for run in runs])
     known = np.array([_chance(run.prediction) for run in runs])
+    counts = Counter(run.source for run in runs)
+    weights = np.array([1.0 / counts[run.source] for run in runs])
 
     def cost(log_spread: float) -> float:
         variance = known**2 + math.exp(2.0 * log_spread)
-        return float((np.log(variance) + misses**2 / variance).sum())
+        return float((weights * (np.log(variance) + misses**2 / variance)).sum())
 
     found = optimize.minimize_scalar(cost, bounds=(math.log(LEAST), math.log(MOST)))
     sources = len({run.source for run in runs})

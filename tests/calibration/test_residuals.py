@@ -32,6 +32,18 @@ def test_fewer_sources_make_wider_spreads() -> None:
     assert few.spread > 2.5 * more.spread > 0.2
 
 
+def test_every_source_weighs_the_same() -> None:
+    """Whichever of two sources has many runs."""
+    near, far = [1.02, 0.98], [1.3, 0.75]
+    spreads = [
+        residual_calibration(
+            [run("near", off) for off in near * a] + [run("far", off) for off in far * z]
+        ).spread
+        for a, z in ((1, 1), (10, 1), (1, 10))
+    ]
+    assert spreads == pytest.approx([spreads[0]] * 3, rel=1e-3)
+
+
 def test_what_equal_runs_differ_by_is_not_counted_twice() -> None:
     exact = residual_calibration([run("one", 1.001, n) for n in (2, 4)])
     assert exact.spread < 0.03
