@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from perfmodel.base.arrays import NONE
@@ -27,21 +29,25 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
         column(world, "history", name) for name in ("start", "last", "enabler")
     )
     chain: list[CriticalOp] = []
-    met: dict[int, list[tuple[float, int]]] = {}
+    met: dict[tuple[int, int], list[tuple[float, int]]] = {}
+    walked: set[int] = set()
     end = float(world.marked_at[group])
     margin = SAME * (period_s + end * 2.0**-20)
     for _ in range(graph.n_ops * depth):
-        if record == NONE:
+        if record == NONE or record in walked:  # ops that take no time may enable each other
             break
+        walked.add(record)
         op, start = record // depth, float(starts[record])
         if start > end:  # overwritten by a later instance
             break
-        for later, at in met.get(op, ()):
+        phase = int(start % period_s / period_s * PHASES)
+        near = (met.get((op, (phase + k) % PHASES), ()) for k in (-1, 0, 1))
+        for later, at in sorted(itertools.chain(*near), key=_place):
             periods = round((later - start) / period_s)
             if periods > 0 and abs(later - start - periods * period_s) <= margin * periods:
                 walk = tuple(reversed(chain[at:]))
                 return walk if _irregular(graph) & {step.op for step in walk} else _simple(walk)
-        met.setdefault(op, []).append((start, len(chain)))
+        met.setdefault((op, phase % PHASES), []).append((start, len(chain)))
         enabler, last = int(enablers[record]), int(lasts[record])
         chain.append(CriticalOp(op, end - start, enabler != last))
         record, end = enabler, start
@@ -67,16 +73,25 @@ def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:
     """
     if any(step.waited for step in walk):
         return walk
-    path: list[CriticalOp] = []
+    path: dict[int, CriticalOp] = {}
     for step in walk:
-        ops = [other.op for other in path]
-        if step.op in ops:
-            part = path[ops.index(step.op) :]
+        if step.op in path:
+            part = [path.popitem()[1]]
+            while part[-1].op != step.op:
+                part.append(path.popitem()[1])
             if any(other.seconds > 0.0 for other in part):
-                return tuple(part)
-            del path[ops.index(step.op) :]
-        path.append(step)
-    return tuple(path)
+                return tuple(reversed(part))
+        path[step.op] = step
+    return tuple(path.values())
+
+
+def _place(met: tuple[float, int]) -> int:
+    return met[1]
+
+
+PHASES = 4096
+"""Parts of a period by which earlier meetings of an op are looked up; each is far longer than what
+two meetings a whole number of periods apart may be off."""
 
 
 SAME = 1e-9

@@ -152,8 +152,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``options`` are those of the ``architecture``. ``start`` *together* lets all workers begin at
     once, *staggered* at seeded random offsets. ``assumptions`` are the defaults used. Where workers
     are groups of devices these are the ``islands``, one for each; the workload is then what
-    the first does from one exchange to the next, and its batch size that of all its devices; ``flat`` is the job with a
-    device in the place of each.
+    the first does from one exchange to the next, and its batch size that of all its devices;
+    ``flat`` is the job with a device in the place of each.
 
     Raises
     ------

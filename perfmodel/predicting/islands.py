@@ -71,15 +71,16 @@ def joined(
         if alike not in made:
             made[alike] = island_of(_inner(flat, architecture, options, where, count, steps.most))
         islands.append(made[alike])
-    return _outer(flat, _with_steps(tuple(islands), steps), places)
+    return _outer(flat, _with_steps(flat, tuple(islands), steps), places)
 
 
-def _with_steps(islands: tuple[Island, ...], steps: Steps) -> tuple[Island, ...]:
+def _with_steps(flat: Job, islands: tuple[Island, ...], steps: Steps) -> tuple[Island, ...]:
     """The islands with their numbers of steps; the fastest does most if all take equally long."""
-    fastest_s = min(island.step_s for island in islands)
+    slower = {straggler.worker: straggler.factor for straggler in flat.stragglers}
+    each_s = [island.step_s * slower.get(i, 1.0) for i, island in enumerate(islands)]
     counts = (
-        max(round(steps.most * fastest_s / island.step_s), 1) if steps.equal_time else steps.most
-        for island in islands
+        max(round(steps.most * min(each_s) / step_s), 1) if steps.equal_time else steps.most
+        for step_s in each_s
     )
     return tuple(
         msgspec.structs.replace(island, steps=count)

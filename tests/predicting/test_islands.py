@@ -217,6 +217,13 @@ def test_islands_that_take_equally_long() -> None:
     assert uneven.throughput_samples_per_s == pytest.approx((100 + 50) / 50, rel=1e-6)
 
 
+def test_a_straggler_does_fewer_steps() -> None:
+    found = job(2, nodes(2), arch="allreduce", options=ONE, island_options=ONE,
+                island_steps="equal:10", stragglers=[pm.Straggler(1, 2.0)])  # fmt: skip
+    assert [island.steps for island in found.islands] == [10, 5]
+    assert pm.predict(found).idle_fraction.by_cause.get("straggler", 0.0) < 1e-9
+
+
 def test_a_schedule_of_several_steps_is_refused() -> None:
     found = pm.predict(job(1, nodes(2), arch="ps", options={}, island_steps=4))
     with pytest.raises(pm.InputError, match="after several steps"):

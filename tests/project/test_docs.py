@@ -51,7 +51,7 @@ from perfmodel.validation.cases import Case, CaseJob, Cases, MeasuredValues
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SLOW = ("calibrate", "study-ipccc20", "study-ipdps21", "which-algorithm")
+SLOW = ("calibrate", "study-ipccc20", "study-ipdps21", "three-sites", "which-algorithm")
 """Pages whose commands take long."""
 
 UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"

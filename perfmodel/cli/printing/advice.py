@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.base.units import show as quantity
+from perfmodel.cli.printing.prediction import workers_of
 from perfmodel.cli.printing.text import bold, dim, show
 from perfmodel.studies.advice import Advice, Recommendation
 
@@ -13,7 +14,7 @@ def advice(found: Advice) -> None:
     """Print what would make a job faster, what may, and the evidence."""
     p = found.prediction
     rate = quantity(p.throughput_samples_per_s, "samples/s")
-    show(f"{bold(p.model)} on {p.workers} x {p.device}, {p.architecture}: {rate}")
+    show(f"{bold(p.model)} on {workers_of(p)}, {p.architecture}: {rate}")
     if not found.recommended:
         show("\nNo change is sure to make it faster.")
     _list(found.recommended, "\nThis makes it faster:")

@@ -92,14 +92,18 @@ def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
 
 def title(p: Prediction) -> str:
     """The job in a line."""
-    workers, unit = f"{p.workers} x {p.device}", "worker"
-    if p.island_devices:
-        workers, unit = f"{_groups(p.island_devices)} x {p.device}", "island"
+    unit = "island" if p.island_devices else "worker"
     return (
-        f"{bold(p.model)} on {workers}, {p.architecture}, "
+        f"{bold(p.model)} on {workers_of(p)}, {p.architecture}, "
         f"batch {p.batch_size} per {unit} ({p.global_batch_size} in all), "
         f"compute times {bold(p.quality)}"
     )
+
+
+def workers_of(p: Prediction) -> str:
+    """The devices, and how they are grouped."""
+    count = _groups(p.island_devices) if p.island_devices else str(p.workers)
+    return f"{count} x {p.device}"
 
 
 def _groups(devices: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.console import ASIDE, cell_text, head_text, new_console, new_table
+from perfmodel.cli.printing.prediction import workers_of
 from perfmodel.inputs.job import Job
 from perfmodel.studies.comparison import Comparison
 from perfmodel.studies.crossovers import Crossover, Explanation, words
@@ -65,7 +66,7 @@ def requirement(found: Requirement) -> None:
     p = found.prediction
     now = quantity(found.now, found.unit) if found.unit else f"{found.now:g}"
     out.print(
-        f"[bold]{escape(p.model)}[/] on {p.workers} x {escape(p.device)}, {p.architecture}, "
+        f"[bold]{escape(p.model)}[/] on {escape(workers_of(p))}, {p.architecture}, "
         f"{escape(p.fidelity)}; now {now}: {'met' if found.met_now else 'not met'}"
     )
     out.print(escape(found.text))
