@@ -5,11 +5,12 @@ Links carry 1 byte/s unless said otherwise, so that two workers average 3 bytes 
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from perfmodel import InputError, Jitter, Job, Straggler, build_graph, predict
+from perfmodel import InputError, Jitter, Job, Straggler, build_graph, make_job, predict
 from perfmodel.engine.simulation import timeline
 from perfmodel.predicting import fine
 from tests.architectures.test_allreduce import same
@@ -141,3 +142,24 @@ def test_the_bottleneck_is_the_averaging_where_that_takes_longest() -> None:
     assert result.bottleneck.share == pytest.approx(45 / 51)
     assert "link" in result.bottleneck.resource
     assert sum(step.seconds for step in result.bottleneck.cycle) == pytest.approx(51.0)
+
+
+def test_a_long_period_takes_no_longer_to_simulate() -> None:
+    """Permits take no time and enable each other: a walk back must not go round among them."""
+
+    def seconds(period: int) -> float:
+        one = make_job(
+            model="resnet50",
+            device="h100",
+            cluster="dgx-h100",
+            workers=24,
+            arch="local_sgd",
+            options={"period": period},
+            stragglers=[Straggler(0, 1.01)],
+        )
+        begin = time.process_time()
+        predict(one)
+        return time.process_time() - begin
+
+    seconds(4)
+    assert seconds(12) < 30.0 * seconds(4)
