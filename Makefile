@@ -1,10 +1,10 @@
-.PHONY: setup check test docs bench
+.PHONY: setup check test docs outputs bench
 
 BIN := .venv/bin
 
 setup:
 	python3 -m venv .venv
-	$(BIN)/pip install -e '.[dev]'
+	$(BIN)/pip install -e '.[dev,docs]'
 
 check: test
 	$(BIN)/ruff check .
@@ -14,6 +14,10 @@ test:
 	$(BIN)/pytest -n auto
 
 docs:
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/site
+	@echo build/site/index.html
+
+outputs:
 	PERFMODEL_UPDATE_OUTPUTS=1 $(BIN)/pytest -m "slow or not slow" tests/project/test_docs.py tests/project/test_examples.py
 
 bench:

@@ -29,6 +29,7 @@ import click
 import msgspec
 import pytest
 
+import perfmodel
 from perfmodel import InputError, Source, api, cli
 from perfmodel.architectures import registry
 from perfmodel.architectures.reference import reference
@@ -278,11 +279,31 @@ def test_reference_pages_are_complete() -> None:
     in_cases = [f for s in (Case, MeasuredValues) for f in s.__struct_fields__]
     in_cases += [f for f in CaseJob.__struct_fields__ if f not in JobFile.__struct_fields__]
     assert _missing("cases-file.md", in_cases) == []
+    assert _missing_names(perfmodel.__all__) == []
     described = set(_fields(Source))  # in workload-file.md, to which the others link
     assert _missing("cluster-file.md", [f for f in _fields(Cluster) if f not in described]) == []
     measured = [f for f in _fields(Measurements) if f not in described]
     assert _missing("measurement-file.md", measured) == []
     assert _missing("device-file.md", [f for f in _fields(Device) if f not in described]) == []
+
+
+def _missing_names(names: list[str]) -> list[str]:
+    text = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    return sorted(set(names) ^ set(re.findall(r"^   (\w+)$", text, flags=re.M)))
+
+
+def not_listed(listing: str, pages: list[str]) -> list[str]:
+    """Pages that the list of all pages lacks: the site would have no way to them."""
+    return [page for page in pages if f"]({page})" not in listing]
+
+
+def test_all_pages_are_listed() -> None:
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
+    own = ("README.md", "changelog.md", "contributing.md")
+    listing = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    rest = [page for page in pages if page not in own and not page.endswith("index.md")]
+    assert not_listed(listing, rest) == []
+    assert not_listed(listing, ["reference/none.md"]) == ["reference/none.md"]
 
 
 def test_the_lengths_of_runs_are_as_described() -> None:
@@ -304,6 +325,7 @@ def test_the_lengths_of_runs_are_as_described() -> None:
 
 
 def test_canary_a_missing_option_is_seen() -> None:
+    assert _missing_names([*perfmodel.__all__, "nothing"]) == ["nothing"]
     assert _missing("command-line.md", ["--no-such-option"]) == ["--no-such-option"]
 
 

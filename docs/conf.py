@@ -1,0 +1,143 @@
+"""Settings of the documentation site: ``make docs``, or ``sphinx-build -W -n docs build/site``.
+
+The pages are plain Markdown and are read on code hosts as they are. What only the site needs is
+added while it is built: the navigation, from the lists of pages in ``docs/README.md``, and the
+API reference, from docstrings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pygments.lexers import TextLexer
+
+import perfmodel
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+
+project = "perfmodel"
+copyright = "the perfmodel developers"
+release = version = perfmodel.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+]
+exclude_patterns = ["_build"]
+root_doc = "index"
+language = "en"
+nitpicky = True
+default_role = "code"
+
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+autosummary_generate = True
+autosummary_ignore_module_all = False
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+templates_path = ["_templates"]
+
+html_theme = "pydata_sphinx_theme"
+html_title = "perfmodel"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "navigation_with_keys": False,
+    "show_nav_level": 1,
+    "header_links_before_dropdown": 6,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+}
+
+AT_ROOT = {"index": "README.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+"""Pages of the site whose text is in the root of the repository."""
+
+SECTION = re.compile(r"^## (?P<name>.+)\n(?P<body>(?:(?!## ).*\n?)*)", re.M)
+PAGE = re.compile(r"^- \[[^\]]*\]\((?P<page>[^)#]+)\.md\)", re.M)
+LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s:#]+)(?=[)#])")
+
+
+def moved(text: str, at: Path, to: Path) -> str:
+    """The text of a page in folder ``at``, with its links as they are from folder ``to``."""
+
+    def link(found: re.Match[str]) -> str:
+        target = (at / found["path"]).resolve()
+        if not target.exists():
+            return found["path"]
+        for page, name in AT_ROOT.items():
+            if target == ROOT / name:
+                target = DOCS / f"{page}.md"
+        return Path(os.path.relpath(target, to)).as_posix()
+
+    return LINK.sub(link, text)
+
+
+def lists() -> dict[str, str]:
+    """The lists of pages in ``docs/README.md``, by the heading above each."""
+    text = (DOCS / "README.md").read_text(encoding="utf-8")
+    return {found["name"]: found["body"].strip() for found in SECTION.finditer(text)}
+
+
+def completed(app: Any, docname: str, source: list[str]) -> None:
+    """The page ``docname`` with its links as they are on the site.
+
+    Pages of the root get their text, and the index of a folder the list of its pages, which
+    become its navigation.
+    """
+    here = (DOCS / docname).parent
+    source[0] = moved(source[0], here, here)
+    if docname in AT_ROOT:
+        text = (ROOT / AT_ROOT[docname]).read_text(encoding="utf-8")
+        navigation = source[0].partition("\n\n")[2]
+        source[0] = f"{moved(text, ROOT, here)}\n{navigation}"
+    elif docname.endswith("/index"):
+        pages = lists()[here.name.replace("-", " ").capitalize()]
+        entries = "\n".join(f"/{page}" for page in PAGE.findall(pages))
+        source[0] += f"\n{moved(pages, DOCS, here)}\n\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+
+
+ROLE = re.compile(r":(?:\w+:)?\w+:`~?(?P<target>[\w.]+)`")
+
+
+def reference(found: re.Match[str]) -> str:
+    """A link to a public name; what is internal has no page, so it is shown as code."""
+    name = found["target"].rpartition(".")[2]
+    return f":py:obj:`~perfmodel.{name}`" if name in perfmodel.__all__ else f"``{name}``"
+
+
+def as_rst(app: Any, what: str, name: str, of: Any, options: Any, lines: list[str]) -> None:
+    """Make lists of sections such as Parameters: each ``name, name : meaning`` is an entry."""
+    text: list[str] = []
+    inside = False
+    for line, following in pairwise([*lines, ""]):
+        if line.strip() and re.fullmatch("-{3,}", following):
+            text += [f".. rubric:: {line}", ""]
+            inside = True
+        elif inside and re.fullmatch("-{3,}", line):
+            continue
+        elif inside and line and not line[0].isspace():
+            names, colon, meaning = line.partition(" : ")
+            text += ["", f"- ``{names}``: {meaning}" if colon else f"- {line}"]
+        elif inside:
+            text.append(f"  {line.strip()}")
+        else:
+            text.append(line)
+    lines[:] = [ROLE.sub(reference, line) for line in text]
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.add_lexer("csv", TextLexer)
+    app.connect("source-read", completed)
+    app.connect("autodoc-process-docstring", as_rst)
