@@ -52,7 +52,7 @@ from perfmodel.validation.cases import Case, CaseJob, Cases, MeasuredValues
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SLOW = ("calibrate", "study-ipccc20", "study-ipdps21", "three-sites", "which-algorithm")
+SLOW = ("calibrate", "study-ipccc20", "study-ipdps21", "three-sites", "tour", "which-algorithm")
 """Pages whose commands take long."""
 
 UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"
@@ -154,6 +154,10 @@ def test_commands_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
         return
     difference = difflib.unified_diff(text.splitlines(), real.splitlines(), "page", "real")
     assert real == text, "\n".join(["PERFMODEL_UPDATE_OUTPUTS=1 rewrites the page", *difference])
+
+
+def test_the_readme_is_a_front_door() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_something_is_run() -> None:
