@@ -25,6 +25,7 @@ copyright = "the perfmodel developers"
 release = version = perfmodel.__version__
 
 extensions = [
+    "sphinx_design",
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
@@ -35,6 +36,7 @@ language = "en"
 nitpicky = True
 default_role = "code"
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
@@ -60,11 +62,18 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
 }
 
-AT_ROOT = {"index": "README.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
-"""Pages of the site whose text is in the root of the repository."""
+ELSEWHERE = {
+    "index": "README.md",
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+    "examples/index": "examples/README.md",
+}
+"""Pages of the site whose text is outside this folder."""
 
 SECTION = re.compile(r"^## (?P<name>.+)\n(?P<body>(?:(?!## ).*\n?)*)", re.M)
 PAGE = re.compile(r"^- \[[^\]]*\]\((?P<page>[^)#]+)\.md\)", re.M)
+SCRIPT = re.compile(r"^\[[^\]]+\]\((?P<path>\S+\.py)\)$", re.M)
+NAVIGATION = re.compile(r"\n```\{toctree\}.*?^```$", re.M | re.S)
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s:#]+)(?=[)#])")
 
 
@@ -75,7 +84,7 @@ def moved(text: str, at: Path, to: Path) -> str:
         target = (at / found["path"]).resolve()
         if not target.exists():
             return found["path"]
-        for page, name in AT_ROOT.items():
+        for page, name in ELSEWHERE.items():
             if target == ROOT / name:
                 target = DOCS / f"{page}.md"
         return Path(os.path.relpath(target, to)).as_posix()
@@ -89,18 +98,24 @@ def lists() -> dict[str, str]:
     return {found["name"]: found["body"].strip() for found in SECTION.finditer(text)}
 
 
+def shown(script: re.Match[str]) -> str:
+    """A script in a box to be opened, and the link to its file."""
+    code = f"```{{literalinclude}} {script['path']}\n```"
+    return f"{script[0]}\n\n::::{{dropdown}} The script\n{code}\n::::"
+
+
 def completed(app: Any, docname: str, source: list[str]) -> None:
     """The page ``docname`` with its links as they are on the site.
 
-    Pages of the root get their text, and the index of a folder the list of its pages, which
-    become its navigation.
+    Pages from elsewhere get their text, and scripts are shown in full. The index of a folder gets
+    the list of its pages, which become its navigation.
     """
     here = (DOCS / docname).parent
     source[0] = moved(source[0], here, here)
-    if docname in AT_ROOT:
-        text = (ROOT / AT_ROOT[docname]).read_text(encoding="utf-8")
-        navigation = source[0].partition("\n\n")[2]
-        source[0] = f"{moved(text, ROOT, here)}\n{navigation}"
+    if docname in ELSEWHERE:
+        path = ROOT / ELSEWHERE[docname]
+        text = moved(path.read_text(encoding="utf-8"), path.parent, here)
+        source[0] = SCRIPT.sub(shown, text) + "".join(NAVIGATION.findall(source[0]))
     elif docname.endswith("/index"):
         pages = lists()[here.name.replace("-", " ").capitalize()]
         entries = "\n".join(f"/{page}" for page in PAGE.findall(pages))

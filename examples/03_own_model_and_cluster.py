@@ -1,4 +1,9 @@
-"""A model and a cluster described in code: no file, nothing of the catalogue."""
+"""My model and my cluster are not in the catalogue. How many servers should they have?
+
+python examples/03_own_model_and_cluster.py [PICTURE.png]
+"""
+
+import sys
 
 from perfmodel import (
     Cluster,
@@ -27,10 +32,37 @@ cluster = Cluster(
     source=Source("estimated", "data sheet of the switch"),
 )
 
-for servers in (1, 2, 4):
-    job = make_job(
-        workload=workload, cluster=cluster, workers=4, arch="ps", options={"servers": servers}
-    )
-    prediction = predict(job)
-    print(f"{servers} servers: {prediction}")
-    print(prediction.to_frame().round(3).to_string(index=False))
+
+def main() -> None:
+    answers = {}
+    for servers in (1, 2, 3, 4):
+        job = make_job(
+            workload=workload, cluster=cluster, workers=4, arch="ps", options={"servers": servers}
+        )
+        answers[servers] = predict(job)
+        print(f"servers {servers}: {answers[servers]}")
+    print(answers[4].to_frame().round(3).to_string(index=False))
+    if len(sys.argv) > 1:
+        draw(answers, sys.argv[1])
+
+
+def draw(answers: dict, path: str) -> None:
+    from matplotlib.figure import Figure
+
+    picture = Figure((6.4, 3.6), layout="tight")
+    axes = picture.subplots()
+    below = [0.0] * len(answers)
+    for cause in ("compute", *answers[1].idle_fraction.by_cause):
+        parts_s = [
+            (p.idle_fraction.by_cause[cause] if cause != "compute" else 1 - p.idle_fraction.mean)
+            * p.iteration_s
+            for p in answers.values()
+        ]
+        axes.bar([str(n) for n in answers], parts_s, bottom=below, label=cause)
+        below = [a + b for a, b in zip(below, parts_s, strict=True)]
+    axes.set(xlabel="servers", ylabel="seconds of an iteration")
+    axes.legend()
+    picture.savefig(path, dpi=80)
+
+
+main()

@@ -1,6 +1,6 @@
 """The pages say what the program does: outputs, files, links and option tables are checked.
 
-Conventions for README.md and docs/**/*.md:
+Conventions for README.md, examples/README.md and docs/**/*.md:
 
 - a ```console block holds commands, ``$ perfmodel ...``, each followed by what it prints, on
   standard output and standard error together (``> FILE`` keeps standard output). Nothing after
@@ -51,7 +51,8 @@ from perfmodel.validation.cases import SCHEMA as CASES_SCHEMA
 from perfmodel.validation.cases import Case, CaseJob, Cases, MeasuredValues
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FRONT = [ROOT / "README.md", ROOT / "examples" / "README.md"]
+PAGES = [*FRONT, *sorted((ROOT / "docs").rglob("*.md"))]
 SLOW = ("calibrate", "study-ipccc20", "study-ipdps21", "three-sites", "tour", "which-algorithm")
 """Pages whose commands take long."""
 
@@ -302,7 +303,7 @@ def not_listed(listing: str, pages: list[str]) -> list[str]:
 
 
 def test_all_pages_are_listed() -> None:
-    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]]
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in PAGES[len(FRONT) :]]
     own = ("README.md", "changelog.md", "contributing.md")
     listing = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     rest = [page for page in pages if page not in own and not page.endswith("index.md")]

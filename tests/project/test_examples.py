@@ -29,8 +29,11 @@ def test_there_are_examples_and_each_has_an_output() -> None:
 def test_example_prints_its_output(example: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
-        cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
-        capture_output=True, check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        encoding="utf-8",
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -38,13 +41,35 @@ def test_example_prints_its_output(example: Path, tmp_path: Path) -> None:
     expected = example.with_suffix(".out")
     if UPDATE:
         expected.write_text(done.stdout, encoding="utf-8")
+        drawn(example, FOLDER / "pictures" / f"{example.stem}.png")
     assert done.stdout == expected.read_text(encoding="utf-8")
     assert not list(tmp_path.iterdir())  # an example leaves nothing behind
 
 
+def drawn(example: Path, path: Path) -> None:
+    """Have an example draw its picture."""
+    pytest.importorskip("matplotlib")
+    subprocess.run([sys.executable, "-W", "error", str(example), str(path)], check=True)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
-def test_example_is_short(example: Path) -> None:
-    assert len(example.read_text(encoding="utf-8").splitlines()) < 40
+def test_example_draws_its_picture(example: Path, tmp_path: Path) -> None:
+    committed = FOLDER / "pictures" / f"{example.stem}.png"
+    drawn(example, tmp_path / "picture.png")
+    header = (tmp_path / "picture.png").read_bytes()[:24]
+    assert header.startswith(b"\x89PNG")
+    assert header == committed.read_bytes()[:24]  # signature, width and height
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
+def test_example_is_short_and_listed(example: Path) -> None:
+    text = example.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 75
+    assert f"python examples/{example.name} [PICTURE.png]" in text
+    gallery = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert f"]({example.name})" in gallery
+    assert f"](pictures/{example.stem}.png)" in gallery
 
 
 def loaded(name: str) -> Any:
