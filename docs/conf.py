@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ release = version = perfmodel.__version__
 
 extensions = [
     "sphinx_design",
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
 ]
@@ -36,6 +37,7 @@ language = "en"
 nitpicky = True
 default_role = "code"
 
+nb_execution_mode = "off"  # a slow test executes notebooks
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
@@ -70,6 +72,9 @@ ELSEWHERE = {
 }
 """Pages of the site whose text is outside this folder."""
 
+NOTEBOOKS = "examples/notebooks"
+"""Folder of notebooks, in the repository and, as a copy, on the site."""
+
 SECTION = re.compile(r"^## (?P<name>.+)\n(?P<body>(?:(?!## ).*\n?)*)", re.M)
 PAGE = re.compile(r"^- \[[^\]]*\]\((?P<page>[^)#]+)\.md\)", re.M)
 SCRIPT = re.compile(r"^\[[^\]]+\]\((?P<path>\S+\.py)\)$", re.M)
@@ -84,6 +89,8 @@ def moved(text: str, at: Path, to: Path) -> str:
         target = (at / found["path"]).resolve()
         if not target.exists():
             return found["path"]
+        if target.is_relative_to(ROOT / NOTEBOOKS):
+            target = DOCS / target.relative_to(ROOT)
         for page, name in ELSEWHERE.items():
             if target == ROOT / name:
                 target = DOCS / f"{page}.md"
@@ -111,7 +118,8 @@ def completed(app: Any, docname: str, source: list[str]) -> None:
     the list of its pages, which become its navigation.
     """
     here = (DOCS / docname).parent
-    source[0] = moved(source[0], here, here)
+    at = ROOT / NOTEBOOKS if docname.startswith(NOTEBOOKS) else here
+    source[0] = moved(source[0], at, here)
     if docname in ELSEWHERE:
         path = ROOT / ELSEWHERE[docname]
         text = moved(path.read_text(encoding="utf-8"), path.parent, here)
@@ -153,6 +161,7 @@ def as_rst(app: Any, what: str, name: str, of: Any, options: Any, lines: list[st
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
+    shutil.copytree(ROOT / NOTEBOOKS, DOCS / NOTEBOOKS, dirs_exist_ok=True)
     app.add_lexer("csv", TextLexer)
     app.connect("source-read", completed)
     app.connect("autodoc-process-docstring", as_rst)

@@ -1,0 +1,82 @@
+"""Each notebook still prints what is committed of it. Pictures are only drawn, not compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.base import files
+
+FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"
+
+by_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+
+
+def outputs(notebook: dict[str, Any]) -> list[list[str]]:
+    """What each code cell prints: text as it is, of a picture only that it is there."""
+    found = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            texts = []
+            for output in cell["outputs"]:
+                picture = "image/png" in output.get("data", {})
+                texts.append("picture" if picture else "".join(output.get("text", "?")))
+            found.append(["".join(texts)])
+    return found
+
+
+def executed(path: Path) -> dict[str, Any]:
+    """The notebook, run anew in its folder, without what differs from run to run."""
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(path, as_version=4)
+    metadata = copy.deepcopy(notebook.metadata)
+    nbclient.NotebookClient(
+        notebook, timeout=600, record_timing=False, resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
+    notebook.metadata = metadata
+    values: dict[str, Any] = json.loads(nbformat.writes(notebook))
+    return values
+
+
+def test_there_are_notebooks_without_paths_of_a_machine() -> None:
+    assert len(NOTEBOOKS) >= 2
+    gallery = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    for path in NOTEBOOKS:
+        text = path.read_text(encoding="utf-8")
+        assert not any(word in text for word in ("/home/", "/tmp/", "/work/", "/root/", "Users"))
+        assert f"](notebooks/{path.name})" in gallery
+
+
+@by_notebook
+def test_a_notebook_is_committed_with_its_outputs(path: Path) -> None:
+    found = outputs(json.loads(path.read_text(encoding="utf-8")))
+    assert any(text == ["picture"] for text in found) or UPDATE
+    assert all(text != [""] for text in found) or UPDATE
+
+
+@pytest.mark.slow
+@by_notebook
+@pytest.mark.filterwarnings("default")  # of the notebook machinery
+def test_a_notebook_prints_what_is_committed(path: Path) -> None:
+    now = executed(path)
+    if UPDATE:
+        files.write(path, (json.dumps(now, indent=1, ensure_ascii=False) + "\n").encode())
+    assert outputs(json.loads(path.read_text(encoding="utf-8"))) == outputs(now)
+
+
+def test_canary_another_output_is_seen() -> None:
+    notebook = json.loads(NOTEBOOKS[0].read_text(encoding="utf-8"))
+    planted = copy.deepcopy(notebook)
+    cell = next(c for c in planted["cells"] if c["cell_type"] == "code")
+    cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["1 samples/s\n"]}]
+    assert outputs(planted) != outputs(notebook)
