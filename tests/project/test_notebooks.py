@@ -41,7 +41,11 @@ def executed(path: Path) -> dict[str, Any]:
     notebook = nbformat.read(path, as_version=4)
     metadata = copy.deepcopy(notebook.metadata)
     nbclient.NotebookClient(
-        notebook, timeout=600, record_timing=False, resources={"metadata": {"path": str(FOLDER)}}
+        notebook,
+        timeout=600,
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(FOLDER)}},
     ).execute()
     notebook.metadata = metadata
     values: dict[str, Any] = json.loads(nbformat.writes(notebook))
