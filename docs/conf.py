@@ -44,6 +44,11 @@ myst_links_external_new_tab = False
 
 autosummary_generate = True
 autosummary_ignore_module_all = False
+autosummary_filename_map = {  # sweep beside Sweep, where a file system takes both for one
+    f"perfmodel.{name}": f"perfmodel.{name}_function"
+    for name in perfmodel.__all__
+    if name != name.capitalize() and name.capitalize() in perfmodel.__all__
+}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True}
