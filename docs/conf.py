@@ -1,4 +1,4 @@
-"""Settings of the documentation site: ``make docs``, or ``sphinx-build -W -n docs build/site``.
+"""Settings of the documentation site: ``make docs``, or ``sphinx-build -W docs build/site``.
 
 The pages are plain Markdown and are read on code hosts as they are. What only the site needs is
 added while it is built: the navigation, from the lists of pages in ``docs/README.md``, and the
@@ -31,7 +31,6 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
 ]
-exclude_patterns = ["_build"]
 root_doc = "index"
 language = "en"
 nitpicky = True
@@ -40,10 +39,7 @@ default_role = "code"
 nb_execution_mode = "off"  # a slow test executes notebooks
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-myst_links_external_new_tab = False
 
-autosummary_generate = True
-autosummary_ignore_module_all = False
 autosummary_filename_map = {  # sweep beside Sweep, where a file system takes both for one
     f"perfmodel.{name}": f"perfmodel.{name}_function"
     for name in perfmodel.__all__
@@ -62,11 +58,9 @@ html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
     "navigation_with_keys": False,
-    "show_nav_level": 1,
     "header_links_before_dropdown": 6,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "secondary_sidebar_items": ["page-toc"],
 }
 
 ELSEWHERE = {
@@ -166,7 +160,9 @@ def as_rst(app: Any, what: str, name: str, of: Any, options: Any, lines: list[st
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    shutil.copytree(ROOT / NOTEBOOKS, DOCS / NOTEBOOKS, dirs_exist_ok=True)
+    for made in (DOCS / NOTEBOOKS, DOCS / "reference" / "api"):
+        shutil.rmtree(made, ignore_errors=True)  # what has no source any more
+    shutil.copytree(ROOT / NOTEBOOKS, DOCS / NOTEBOOKS)
     app.add_lexer("csv", TextLexer)
     app.connect("source-read", completed)
     app.connect("autodoc-process-docstring", as_rst)
