@@ -117,6 +117,7 @@ def make_job(
     spread, of_jitter = _jitter(jitter, resolved)
     assumed = (*resolved.assumptions, *chosen_place, *of_cluster)
     start, of_start = _start(start, chosen)
+    of_options = _defaults(architecture.name, chosen, given, resolved)
     job = Job(
         workload=resolved,
         cluster=where,
@@ -127,7 +128,7 @@ def make_job(
         jitter=spread,
         stragglers=tuple(stragglers),
         seed=seed,
-        assumptions=(*assumed, *_defaults(architecture.name, chosen, given), *of_start, *of_jitter),
+        assumptions=(*assumed, *of_options, *of_start, *of_jitter),
     )
     if island_devices is None and (island_arch is not None or island_options):
         raise InputError("island_arch, island_options: need island_devices")
@@ -284,13 +285,17 @@ def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> 
     return given
 
 
-def _defaults(name: str, chosen: Options, given: Collection[str]) -> list[Assumption]:
+def _defaults(
+    name: str, chosen: Options, given: Collection[str], workload: Workload
+) -> list[Assumption]:
     """Assumptions for the options that were not given, and have an effect."""
     unused = chosen.unused
     return [
         Assumption(each.name, finite(each.default, "inf"), each.unit, f"default of {name}")
         for each in described(type(chosen))
-        if each.name not in given and each.name not in unused
+        if each.name not in given
+        and each.name not in unused
+        and (not each.about.needs or getattr(workload, each.about.needs) > 0.0)
     ]
 
 

@@ -21,11 +21,13 @@ class Option(msgspec.Struct, frozen=True):
     help : its meaning, in one sentence.
     no_effect : whether it has no effect, given all options; None if it always has one.
     formulas : whether the coarse model supports values other than the default.
+    needs : the number of the workload without which it has no effect; "" if there is none.
     """
 
     help: str
     no_effect: Callable[[Any], bool] | None = None
     formulas: bool = True
+    needs: str = ""
 
 
 class Described(msgspec.Struct, frozen=True):

@@ -206,7 +206,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     (:mod:`perfmodel.inputs.decoder_layers`): neither layers nor timings are needed, and those given
     are of its default length.
     ``calibration`` says how well its values are known, if they were fitted to measured steps.
-    ``noise_scale`` is that of training the model on its data.
+    ``noise_scale`` is that of training the model on its data. ``buffer_bytes`` are those of the
+    module's buffers, such as running means.
     """
 
     schema: Literal["perfmodel.workload/1"] = "perfmodel.workload/1"
@@ -218,10 +219,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     gradients: Gradients | None = None
     decoder: Decoder | None = None
     optimizer_state_bytes_per_parameter_byte: float = 1.0
+    buffer_bytes: float = 0.0
     noise_scale: NoiseScale | None = None
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
+        number("buffer_bytes", self.buffer_bytes)
         by_layer = bool(self.layers) or self.decoder is not None
         if by_layer == (self.gradients is not None):
             raise InputError("a workload needs either layers or gradients, not both and not none")

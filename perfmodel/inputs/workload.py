@@ -56,6 +56,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     tokens of a sample, None where not known. ``activation_checkpointing`` and ``accumulation``
     (passes before one update) are part of the times and activations already. ``among_several``: the
     times are of a device that trains among others, with what these slow it down by.
+    ``buffer_bytes`` are those of the module's buffers.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     activation_checkpointing: bool = False
     accumulation: int = 1
     among_several: bool = False
+    buffer_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for path in self.calibration.parameters if self.calibration is not None else ():
@@ -124,6 +126,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         device: str = "unnamed",
         optimizer_s: float = 0.0,
         data_loading_s: float = 0.0,
+        buffer_bytes: float = 0.0,
     ) -> Workload:
         """A workload straight from its layers, for programs that have no profile file.
 
@@ -159,6 +162,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
             optimizer_state_bytes=0.0,
             quality="measured",
             source=Source("measured", "given by the calling program"),
+            buffer_bytes=number("buffer_bytes", buffer_bytes),
         )
 
 
@@ -237,6 +241,7 @@ def resolve(
         calibration=profile.calibration,
         noise_scale_samples=profile.noise_scale.samples if profile.noise_scale else None,
         sequence_length=profile.decoder.sequence_length if profile.decoder else None,
+        buffer_bytes=profile.buffer_bytes,
         **sized,
     )
 

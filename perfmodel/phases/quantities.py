@@ -71,6 +71,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         (workers,), 0 at one site; None for a single site.
     corrected : whether queueing is corrected for service times of small variance.
     collectives : those measured; others take the closed form of a ring.
+    buffer_bytes : of the module's buffers.
     """
 
     workers: Quantity
@@ -109,6 +110,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     flow_bytes_per_s: Quantity = math.inf
     sites_bytes_per_s: Quantity = math.inf
     sites_latency_s: Floats | None = None
+    buffer_bytes: Quantity = 0.0
 
     @property
     def at_once_bytes_per_s(self) -> Quantity:
@@ -347,6 +349,7 @@ def quantities_of(job: Job) -> Quantities:
         flow_bytes_per_s=crossed.flow_bytes_per_s,
         sites_bytes_per_s=crossed.bytes_per_s,
         sites_latency_s=crossed.latency_s,
+        buffer_bytes=w.buffer_bytes,
     )
 
 

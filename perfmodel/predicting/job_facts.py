@@ -79,16 +79,16 @@ def _in_steps(found: ModelAge | None, steps: float) -> ModelAge:
 
 
 def worker_bytes(job: Job) -> float:
-    """Memory of a worker, or of a device of an island: parameters, gradients, activations and, if
-    the optimizer runs there, its state."""
+    """Memory of a worker, or of a device of an island: parameters, gradients, activations, buffers
+    and, if the optimizer runs there, its state."""
     if job.islands:
         return max(worker_bytes(island.job) for island in job.islands) + _outer_bytes(job)
     architecture = architecture_of(job)
-    if architecture.worker_bytes is not None:
-        return architecture.worker_bytes(job)
-    on_server = architecture.server_bytes is not None
     w = job.workload
-    return _plain_bytes(w) - (w.optimizer_state_bytes if on_server else 0.0)
+    if architecture.worker_bytes is not None:
+        return architecture.worker_bytes(job) + w.buffer_bytes
+    on_server = architecture.server_bytes is not None
+    return _plain_bytes(w) - (w.optimizer_state_bytes if on_server else 0.0) + w.buffer_bytes
 
 
 def _plain_bytes(w: Workload) -> float:

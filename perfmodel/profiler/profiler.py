@@ -301,6 +301,7 @@ class Profiler:
             timings=(timing,),
             noise_scale=self.noise_scale,
             optimizer_state_bytes_per_parameter_byte=self._state_fraction(found),
+            buffer_bytes=float(sum(each.nbytes for each in self._model.buffers())),
         )
 
     def save(self, path: str | Path, *, append: bool = False) -> Profile:

@@ -34,7 +34,7 @@ def save(path: str | Path, profile: Profile, *, append: bool = False) -> Profile
 def joined(old: Profile, new: Profile, name: str) -> Profile:
     """The profile ``old`` with the timings of ``new``, which replace those of the same kind.
 
-    So does its noise scale, if ``new`` has one.
+    So do its noise scale and its buffers, if ``new`` has them.
 
     Raises
     ------
@@ -48,6 +48,7 @@ def joined(old: Profile, new: Profile, name: str) -> Profile:
         old,
         timings=ordered([*kept, *new.timings]),
         noise_scale=new.noise_scale or old.noise_scale,
+        buffer_bytes=new.buffer_bytes or old.buffer_bytes,
     )
 
 

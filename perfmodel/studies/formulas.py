@@ -30,6 +30,7 @@ MEANINGS: Mapping[str, tuple[str, str, str]] = {
     "optimizer_s": ("O", "optimizer step of one worker", "s"),
     "gradient_bytes": ("M", "gradients, or parameters", "bytes"),
     "tensors": ("K", "gradient tensors", ""),
+    "buffer_bytes": ("D", "buffers of the module", "bytes"),
     "update_per_tensor_s": ("u_t", "update of a server per tensor", "s"),
     "update_per_byte_s": ("u_b", "update of a server per byte", "s/byte"),
 }

@@ -154,6 +154,30 @@ def broadcast_s(
     return ceil_log2(ranks) * (latency_s + size_bytes / bandwidth_bytes_per_s)
 
 
+def chain_broadcast_s(
+    ranks: Quantity,
+    size_bytes: Quantity,
+    *,
+    bandwidth_bytes_per_s: Quantity,
+    latency_s: Quantity = 0.0,
+) -> Quantity:
+    r"""Seconds of a broadcast along a chain, in pieces so small that they follow each other.
+
+    .. math:: (p-1) \alpha + n \beta
+
+    The least for large messages; NCCL's broadcast goes along its rings in this way.
+
+    References
+    ----------
+    van de Geijn, Watts, "SUMMA: scalable universal matrix multiplication algorithm", Concurrency:
+    Practice and Experience 9(4), 1997 (a broadcast as a pipeline round a ring).
+
+    >>> chain_broadcast_s(5, 100.0, bandwidth_bytes_per_s=50.0, latency_s=0.5)
+    4.0
+    """
+    return (ranks - 1) * latency_s + where(ranks > 1, size_bytes / bandwidth_bytes_per_s, 0.0)
+
+
 def tree_allreduce_s(
     ranks: Quantity,
     size_bytes: Quantity,

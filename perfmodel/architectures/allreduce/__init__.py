@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from perfmodel.architectures.allreduce.formulas import exact, leaves_out, operation_of, phases
 from perfmodel.architectures.allreduce.graph import build, meaning
-from perfmodel.architectures.allreduce.messages import messages_of, reduction_of
+from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages_of, reduction_of
 from perfmodel.architectures.allreduce.options import Options
 from perfmodel.architectures.allreduce.variants import VARIANTS
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
@@ -17,16 +19,19 @@ from perfmodel.inputs.job import Job
 
 def notes(job: Job) -> tuple[str, ...]:
     """Notes where a job extrapolates the measured collectives of its cluster."""
-    options = Options.of(job)
+    options, sent = Options.of(job), broadcast_bytes(job)
+    buffers = measured_notes(job, {"broadcast": np.array([sent])}) if sent > 0.0 else ()
     operation = operation_of(options)
     if job.workers == 1 or not options.reduction.by_measurements:
-        return ()
+        return buffers
     if measured_in(job.cluster.collectives, operation) is None:
-        return ()
+        return buffers
     if options.each_send:
-        return (f"each_send: every send is simulated, and the measured {operation} is left out",)
+        left = f"each_send: every send is simulated, and the measured {operation} is left out"
+        return (left, *buffers)
     messages = options.sent_bytes(messages_of(job).bytes)
-    return measured_notes(job, {operation: messages * (job.workers if options.sparse else 1)})
+    found = {operation: messages * (job.workers if options.sparse else 1)}
+    return (*measured_notes(job, found), *buffers)
 
 
 def _fold(job: Job) -> OpGraph | None:
@@ -34,6 +39,8 @@ def _fold(job: Job) -> OpGraph | None:
     at one site: others, and members of a tree, differ in their receivers."""
     options = Options.of(job)
     if options.each_send:
+        if broadcast_bytes(job) > 0.0:  # not the same on all links
+            return None
         shared = job.cluster.node_of_worker(job.workers - 1) < job.workers - 1 or job.crosses_sites
         members = Members.of(job.cluster, job.workers)
         if shared or options.sparse or reduction_of(job, members).algorithm != "ring":
@@ -42,8 +49,11 @@ def _fold(job: Job) -> OpGraph | None:
 
 
 def traffic(job: Job) -> Traffic | None:
-    """Bytes of a worker round a ring; sparse gradients go to all workers."""
+    """Bytes of a worker round a ring; sparse gradients go to all workers. None with a broadcast,
+    which the last worker does not send on, and the first does not receive."""
     options, n = Options.of(job), job.workers
+    if broadcast_bytes(job) > 0.0:
+        return None
     sent = options.sent_share * job.workload.gradient_bytes
     if options.sparse:
         return Traffic((n - 1) * sent, (n - 1) * sent)
@@ -67,6 +77,8 @@ ARCHITECTURE = Architecture(
         "time is that of its bytes",
         "copying tensors into and out of a fused message, and agreeing on what is ready, take no "
         "time",
+        "buffers go from worker 0 along the rings, in pieces that follow each other, as worker 0 "
+        "begins a step; the forward pass of each worker waits until all have them",
         "sparse gradients are gathered, not summed on the way: everybody receives those of all "
         "others; quantised ones are summed as they are",
     ),

@@ -6,9 +6,14 @@ import math
 
 import msgspec
 
-from perfmodel.architectures.allreduce.messages import messages_of
+from perfmodel.architectures.allreduce.messages import broadcast_bytes, messages_of
 from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of, largest_bytes
-from perfmodel.architectures.parts.collective_rates import all_gather_rate, all_reduce_rate, closed
+from perfmodel.architectures.parts.collective_rates import (
+    all_gather_rate,
+    all_reduce_rate,
+    broadcast_rate,
+    closed,
+)
 from perfmodel.architectures.parts.measured import Fastest, Rate, Use, measured_in
 from perfmodel.architectures.parts.workers import alike, left_out
 from perfmodel.base.quantities import Quantity, maximum, where
@@ -85,6 +90,11 @@ def _phases(job: Job, q: Quantities, late: Quantity) -> Phases:
     used = Use()
     for size in sizes:
         used = used.plus(rate.busy(size))
+    if broadcast_bytes(job) > 0.0:
+        sent = broadcast_rate(q)
+        seconds_s = where(alone, 0.0, sent.seconds(q.buffer_bytes))
+        parts["broadcast buffers"] = Phase(seconds_s, "network")
+        used = used.plus(sent.busy(q.buffer_bytes))
     return Phases(parts=parts, busy_s=used.by_link(job), updates=1.0 / q.workers)
 
 
@@ -106,7 +116,9 @@ def exact(job: Job) -> bool:
     as_planned = options.bucketing != "mg_wfbp" or same
     known = one_by_one and as_planned and closed(job, options.reduction)
     data = job.workload.data_loading_s == 0.0
-    return in_order and known and data and alike(job) and leaves_out(job) is None
+    # the formula takes a broadcast to cross the slowest link between sites, which it may not
+    near = broadcast_bytes(job) == 0.0 or not job.crosses_sites
+    return in_order and known and data and near and alike(job) and leaves_out(job) is None
 
 
 def leaves_out(job: Job) -> str | None:

@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from perfmodel.architectures.allreduce.messages import Messages, cost_of, messages_of, reduction_of
+from perfmodel.architectures.allreduce.messages import (
+    Messages,
+    broadcast_bytes,
+    cost_of,
+    messages_of,
+    reduction_of,
+)
 from perfmodel.architectures.allreduce.options import Options, decode_per_byte_s_of
 from perfmodel.architectures.parts.communicator import Communicator, add_sends
-from perfmodel.architectures.parts.members import Members
+from perfmodel.architectures.parts.members import Cost, Members
 from perfmodel.architectures.parts.network import Network
-from perfmodel.architectures.parts.reduction import schedule_of
+from perfmodel.architectures.parts.reduction import broadcast_cost, schedule_of
 from perfmodel.architectures.parts.workers import (
     Workers,
     add_optimizer,
@@ -93,12 +99,11 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])
         made = options.encoded(b, workers, dense)
         ready = made[:, messages.layer if options.overlap else np.zeros_like(messages.layer)]
-        if options.each_send:
-            _add_sends(b, job, messages, ready, end, fold)
-        elif options.bucketing == "horovod":
-            _add_fused(b, job, messages, ready, end, fold)
-        else:
-            _add_collectives(b, job, messages, ready, end, fold)
+        add = _add_fused if options.bucketing == "horovod" else _add_collectives
+        add = _add_sends if options.each_send else add
+        network, slot = add(b, job, messages, ready, end, fold)
+        if broadcast_bytes(job) > 0.0:
+            _add_broadcast(b, job, workers, end, Communicator(b, network, slot=slot))
     if not fold:
         b.stagger(workers.forward[:, 0], stagger_s(job))
     counter = b.counters(end.updates.ravel()).reshape(end.updates.shape)
@@ -123,7 +128,7 @@ def meaning(job: Job) -> tuple[Recorder, Meaning]:
 
 def _add_collectives(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
-) -> None:
+) -> tuple[Network, Ids | None]:
     """Every message as one transfer over all members' links, both ways at once."""
     options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
@@ -131,7 +136,7 @@ def _add_collectives(
     credit = max(int(min(options.credit_bytes, MOST_UNITS)), 1)
     by_bytes = options.credit_bytes > 0.0
     members = Members.of(job.cluster, job.workers)
-    network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
+    network = _network(b, job, cost, members, fold)
     capacity = credit if by_bytes else options.concurrent
     communicator = Communicator(b, network, capacity=capacity)
     collective = communicator.add(
@@ -144,11 +149,32 @@ def _add_collectives(
     b.edge(ready, np.broadcast_to(collective, ready.shape))
     end.follow(b, collective)
     b.probe("all-reduce", collective, collective, at_ready=True)
+    return network, communicator.slot
+
+
+def _network(b: GraphBuilder, job: Job, cost: Cost, members: Members, fold: bool) -> Network:
+    """The links; with ``fold`` the first node stands for all where all carry the same, which they
+    do not in a broadcast."""
+    alike = cost.symmetric(members.fabric) and broadcast_bytes(job) == 0.0
+    return Network(b, job, fold=fold and alike)
+
+
+def _add_broadcast(
+    b: GraphBuilder, job: Job, workers: Workers, end: End, communicator: Communicator
+) -> None:
+    """The buffers from worker 0, as it begins, to all others; forward passes wait for them."""
+    members = Members.of(job.cluster, job.workers)
+    cost = broadcast_cost(members, np.array([broadcast_bytes(job)]))
+    sent = communicator.add("broadcast", cost, axis="buffers")
+    b.edge(end.mark[:1], sent, lag=1)
+    if workers.loading is not None:
+        b.edge(workers.loading[:1], sent)
+    b.edge(np.broadcast_to(sent, len(workers.forward)), workers.forward[:, 0])
 
 
 def _add_fused(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
-) -> None:
+) -> tuple[Network, Ids | None]:
     """One op that reduces, at each tick, the tensors that are ready on all workers together."""
     options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
@@ -159,7 +185,7 @@ def _add_fused(
         cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds
     )
     members = Members.of(job.cluster, job.workers)
-    network = Network(b, job, fold=fold and cost.symmetric(members.fabric))
+    network = _network(b, job, cost, members, fold)
     communicator = Communicator(b, network)
     axes = (("tensor", None),)
     made = b.ops("gradient ready", sent.shape, axes=axes)
@@ -177,29 +203,32 @@ def _add_fused(
     )
     end.follow(b, reduced)
     b.probe("all-reduce", made, reduced)
+    return network, communicator.slot
 
 
 def _add_sends(
     b: GraphBuilder, job: Job, messages: Messages, ready: Ids, end: End, fold: bool
-) -> None:
+) -> tuple[Network, Ids | None]:
     """Every send of every message as an op of its own."""
     options = Options.of(job)
     sent = options.sent_bytes(messages.bytes)
     members, after = Members.of(job.cluster, job.workers), end.waiting[:, 0]
+    network = Network(b, job, fold=fold, core_share=job.workers if fold else 1)
     if options.sparse:
         schedule = collective_schedules.ring_all_gather(job.workers)
         schedule = schedule.among(members.fabric.by_site(members.ends[0]))
     else:
         reduction = reduction_of(job, members)
         if reduction.by_measurements:  # a ring, measured collectives apart
-            _add_ring_sends(b, job, sent, ready, after, fold)
-            return
+            _add_ring_sends(b, job, network, sent, ready, after)
+            return network, None
         schedule = schedule_of(members, reduction)
-    add_sends(b, job, schedule, sent, ready, after, reduce_per_byte_s=options.reduce_per_byte_s)
+    add_sends(b, network, schedule, sent, ready, after, reduce_per_byte_s=options.reduce_per_byte_s)
+    return network, None
 
 
 def _add_ring_sends(
-    b: GraphBuilder, job: Job, sizes: Floats, ready: Ids, after: Ids, fold: bool
+    b: GraphBuilder, job: Job, network: Network, sizes: Floats, ready: Ids, after: Ids
 ) -> None:
     """Every step of every bucket as a send from each worker to the next on the ring.
 
@@ -208,7 +237,6 @@ def _add_ring_sends(
     """
     options = Options.of(job)
     members = job.workers
-    network = Network(b, job, fold=fold, core_share=members if fold else 1)
     rings = network.fabric.rings(np.arange(members))
     n, buckets = ready.shape
     steps = collective_times.ring_allreduce_steps(members)

@@ -106,6 +106,11 @@ def cost_of(job: Job, sent: Floats) -> Cost:
     return all_reduce_cost(members, sent, reduction_of(job, members))
 
 
+def broadcast_bytes(job: Job) -> float:
+    """Bytes of the buffers that worker 0 sends to several others before each forward pass."""
+    return job.workload.buffer_bytes if Options.of(job).broadcast_buffers else 0.0
+
+
 def reduction_of(job: Job, members: Members) -> Reduction:
     """The all-reduce: one algorithm for all messages where their sizes are not known before, are
     planned, or are simulated send by send."""

@@ -101,6 +101,14 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
         bool, Option("simulate each send, to see a straggler inside a collective")
     ] = False
     reduce_per_byte_s: ReduceOption = 0.0
+    broadcast_buffers: Annotated[
+        bool,
+        Option(
+            "worker 0 sends the buffers of the module (buffer_bytes of the workload) to all others "
+            "before each forward pass, as DistributedDataParallel does by default",
+            needs="buffer_bytes",
+        ),
+    ] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

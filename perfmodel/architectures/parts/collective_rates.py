@@ -74,6 +74,22 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
             None if several else q.sites_latency_s,
         )
 
+    @classmethod
+    def chain(cls, q: Quantities) -> Ring:
+        """The rings through all workers without their last steps, to the first worker.
+
+        The core, and a bus that has all workers, carry less by these; other links are as busy.
+        """
+        ring, span = cls.of(q), Span.of_all(q)
+        rings = minimum(span.nics, span.least) if q.nics_per_node > 1 else 1
+        inside = where(span.away, 1.0, 1.0 - 1.0 / q.workers) if q.bus else 1.0
+        use = msgspec.structs.replace(
+            ring.use,
+            core_s=ring.use.core_s * (1.0 - 1.0 / (rings * q.nodes)),
+            inside_s=ring.use.inside_s * inside,
+        )
+        return msgspec.structs.replace(ring, use=use)
+
     def rate(self, cost: Callable[..., Quantity], moved: Quantity, **figures: Quantity) -> Rate:
         """Rate of a collective in which each worker sends ``moved`` bytes per byte of its size."""
         use = self.use
@@ -264,6 +280,15 @@ def all_gather_rate(q: Quantities) -> Rate:
     return _measured(q, "all_gather", 0.0) or _by_rings(q, "all_gather", 0.0)
 
 
+def broadcast_rate(q: Quantities) -> Rate:
+    """Rate of a broadcast from the first worker along the rings."""
+    chain, moved = Ring.chain(q), _moved("broadcast", q.workers)
+    rate = measured_rate(q.collectives, "broadcast", q.workers, 0.0)
+    if rate is not None:
+        return msgspec.structs.replace(rate, use=chain.use.times(moved))
+    return chain.rate(collective_times.chain_broadcast_s, moved, ranks=q.workers)
+
+
 def group_rate(
     q: Quantities, operation: str, span: Span, reduce_per_byte_s: float = 0.0
 ) -> Rate | Either:
@@ -295,4 +320,6 @@ def _moved(operation: str, ranks: Quantity) -> Quantity:
     """Bytes that each member sends round a ring, per byte of a collective's size."""
     if operation == "all_reduce":
         return collective_times.ring_allreduce_bytes(ranks, 1.0)
+    if operation == "broadcast":
+        return where(ranks > 1, 1.0, 0.0)
     return collective_times.half_ring_bytes(ranks, 1.0)

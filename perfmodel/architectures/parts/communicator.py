@@ -12,7 +12,6 @@ from perfmodel.architectures.parts.network import Network
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
-from perfmodel.inputs.job import Job
 from perfmodel.theory.collective_schedules import NONE, Schedule, waits_of
 
 ROUNDING = 1e-12
@@ -24,15 +23,24 @@ class Communicator:
 
     ``capacity`` is the number of concurrent collectives, or the credit in bytes. Where the network
     is folded, costs are symmetric, and the first node represents all. ``group`` names one of
-    several groups.
+    several groups. ``slot`` is that of another communicator whose turn is the same; None for one of
+    its own.
     """
 
     def __init__(
-        self, b: GraphBuilder, network: Network, *, capacity: int = 1, group: str | None = None
+        self,
+        b: GraphBuilder,
+        network: Network,
+        *,
+        capacity: int = 1,
+        group: str | None = None,
+        slot: Ids | None = None,
     ) -> None:
         self._b, self._fabric = b, network.fabric
         self._axes: tuple[Axis, ...] = () if group is None else (("group", (group,)),)
-        self.slot = b.slots("communicator", (1,), capacity=capacity, axes=self._axes)
+        if slot is None:
+            slot = b.slots("communicator", (1,), capacity=capacity, axes=self._axes)
+        self.slot = slot
         numbers = np.arange(len(self._fabric.capacity))
         if network.folded:
             numbers = np.array([kind.start for kind in self._fabric.kinds])
@@ -73,7 +81,7 @@ class Communicator:
 
 def add_sends(
     b: GraphBuilder,
-    job: Job,
+    network: Network,
     schedule: Schedule,
     sizes: Floats,
     ready: Ids,
@@ -90,7 +98,6 @@ def add_sends(
     each = schedule.unrolled()
     waits = waits_of(each)
     count = ready.shape[1]
-    network = Network(b, job)
     source, target = each.source, each.target
     moved = sizes[:, None] * each.part
     send = b.ops(

@@ -59,14 +59,20 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         size = len(self.fabric.capacity)
         return np.bincount(path[used], weight[used], minlength=size).astype(np.float64)
 
-    def around(self) -> tuple[Floats, float]:
+    def around(self, *, closed: bool = True) -> tuple[Floats, float]:
         """Where each member sends one byte round the rings: bytes over each link, (links,), and the
-        least seconds of a connection."""
+        least seconds of a connection.
+
+        Without ``closed`` the rings are chains: nothing is sent to the first member.
+        """
         if self.count == 1:
             return np.zeros(len(self.fabric.capacity)), 0.0
         source, target = self._hops()
         path = self.fabric.path(source, target).reshape(source.size, -1)
-        part = np.full(source.size, 1.0 / source.shape[1])
+        each = np.full(source.shape, 1.0 / source.shape[1])
+        if not closed:
+            each[target == self.ends[:, :1, None]] = 0.0
+        part = each.ravel()
         flow_s = float((part / self.fabric.flow_between(source, target).ravel()).max())
         return self.loads(path, part), flow_s
 
@@ -159,20 +165,25 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-def ring_cost(members: Members, moved: Floats, steps: int, added_s: Floats) -> Cost:
-    """Cost of rings on which each member sends ``moved`` bytes (sizes,) in so many steps."""
-    loads, flow_s = members.around()
+def ring_cost(
+    members: Members, moved: Floats, steps: int, added_s: Floats, *, closed: bool = True
+) -> Cost:
+    """Cost of rings on which each member sends ``moved`` bytes (sizes,) in so many steps; without
+    ``closed`` of chains that end before the first member."""
+    loads, flow_s = members.around(closed=closed)
     moving_s = moved * max(float((loads / members.fabric.capacity).max()), flow_s)
     startup_s = members.latency_s(steps) + added_s
     return Cost.of(moved, _limited(members, loads), startup_s, moving_s)
 
 
-def measured_cost(members: Members, moved: Floats, startup_s: Floats, moving_s: Floats) -> Cost:
-    """Cost with the measured time on idle links, and the loads of a ring.
+def measured_cost(
+    members: Members, moved: Floats, startup_s: Floats, moving_s: Floats, *, closed: bool = True
+) -> Cost:
+    """Cost with the measured time on idle links, and the loads of a ring, or of a chain.
 
     Loads are capped at what links can carry in that time, so that idle links never lengthen it.
     """
-    loads, _ = members.around()
+    loads, _ = members.around(closed=closed)
     slowest_s = float((loads / members.fabric.capacity).max())
     passing = moving_s / slowest_s if slowest_s > 0.0 else moved
     return Cost.of(np.minimum(moved, passing), _limited(members, loads), startup_s, moving_s)

@@ -214,6 +214,16 @@ def _half_ring_cost(
     return ring_cost(members, moved, n - 1, moved * reduce_per_byte_s)
 
 
+def broadcast_cost(members: Members, sizes: Floats) -> Cost:
+    """Cost of a broadcast of each of ``sizes`` bytes from the first member along the rings."""
+    rate = measured_rate(members.collectives, "broadcast", members.count, 0.0)
+    if rate is not None:
+        line = collective_times.line_s(rate.lines, sizes)
+        return measured_cost(members, sizes, *line, closed=False)
+    nothing = np.zeros_like(sizes)
+    return ring_cost(members, sizes, members.count - 1, nothing, closed=False)
+
+
 class Rounds(msgspec.Struct, frozen=True, eq=False):
     """The rounds of an all-reduce where all links of a kind are alike; equal rounds are grouped.
 

@@ -79,7 +79,8 @@ class Processors:
 
 class Workers(msgspec.Struct, frozen=True, eq=False):
     """The workers' ops. ``forward`` and ``backward`` have shape (workers, layers), layers in
-    forward order; ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise`` the
+    forward order; ``loading`` (workers,) load data, None where that takes no time;
+    ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise`` the
     random factors of their computation; ``slowdown`` (workers,) the computation of each over the
     profiled one."""
 
@@ -92,6 +93,7 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
     processors: Processors
     threads: int
     layer_names: tuple[str, ...]
+    loading: Ids | None = None
 
     @property
     def index(self) -> Ids:
@@ -203,6 +205,7 @@ def add_workers(
     b.chain(forward)
     b.edge(forward[:, -1], backward[:, -1])
     b.chain(backward[:, ::-1])
+    load = None
     if workload.data_loading_s > 0.0:
         loader = b.slots("data loader of", (n,), place=node, axes=(("worker", None),))
         load = b.ops(
@@ -217,7 +220,7 @@ def add_workers(
         b.edge(load, forward[:, 0])
         b.edge(forward[:, 0], load, lag=PREFETCH)
         b.stagger(load, stagger_s(job)[:n])
-    return msgspec.structs.replace(workers, forward=forward, backward=backward)
+    return msgspec.structs.replace(workers, forward=forward, backward=backward, loading=load)
 
 
 def add_optimizer(b: GraphBuilder, job: Job, workers: Workers) -> Ids:

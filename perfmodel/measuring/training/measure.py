@@ -150,6 +150,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "bucket_cap_bytes": cap_bytes,
             "first_bucket_bytes": first_bytes,
             "concurrent": data_parallel.CONCURRENT[self.backend],
+            "broadcast_buffers": False,
         }
 
 
