@@ -111,9 +111,8 @@ def make_job(
     architecture, preset = registry.find(arch)
     given = {**preset, **_options(arch, preset, options or {})}
     chosen = registry.read_options(architecture, given)
-    servers = chosen.server_count > 0
     place, chosen_place = _place(cluster, resolved.device)
-    where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, servers)
+    where, of_cluster = _cluster(place, bandwidth_bytes_per_s, latency_s, chosen.server_count > 0)
     spread, of_jitter = _jitter(jitter, resolved)
     assumed = (*resolved.assumptions, *chosen_place, *of_cluster)
     start, of_start = _start(start, chosen)

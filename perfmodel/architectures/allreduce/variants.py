@@ -12,7 +12,7 @@ VARIANTS: tuple[Mapping[str, Any], ...] = (
     {"bucket_cap_bytes": 50, "first_bucket_bytes": 10, "concurrent": 2},
     {"each_send": True, "bucket_cap_bytes": 50},
     {"bucketing": "mg_wfbp", "reduce_per_byte_s": 0.001},
-    {"algorithm": "ring", "overlap": False},
+    {"algorithm": "ring", "overlap": False, "broadcast_buffers": False},
     {"algorithm": "halving_doubling", "each_send": True},
     {"algorithm": "halving_doubling", "reduce_per_byte_s": 0.001},
     {"algorithm": "tree", "bucketing": "one"},
