@@ -156,7 +156,7 @@ def test_both_routes_and_one_worker_for_all_agree(devices: int) -> None:
 
 def measured(startup_s: float, per_byte_s: float) -> Cluster:
     """A cluster on which broadcasts were measured among four ranks."""
-    line = (Piece(startup_s, per_byte_s),)
+    line = (Piece(startup_s, per_byte_s, startup_growth="log", per_byte_growth="constant"),)
     return cluster(
         collectives=(
             Collective(operation="broadcast", pieces=line, ranks=(4, 4), bytes=(1.0, 5.0)),
@@ -165,12 +165,12 @@ def measured(startup_s: float, per_byte_s: float) -> Cluster:
 
 
 def test_measured_broadcasts_take_their_place() -> None:
-    """2 s and 0.5 s for each byte, among 4 ranks; 6 bytes are more than were measured."""
+    """4 s, and 0.5 s for each byte, among 4 ranks; 6 bytes are more than were measured."""
     one = job(WORK, measured(2.0, 0.5), 4, "ring")
     without = job(PLAIN, measured(2.0, 0.5), 4, "ring")
     for route in (lambda each: fine.predict(each, rel_ci=0.01), coarse.predict):
-        assert route(one).iteration_s - route(without).iteration_s == pytest.approx(5.0)
-    assert "broadcast of 6 bytes is extrapolated" in " ".join(predict(one).notes)
+        assert route(one).iteration_s - route(without).iteration_s == pytest.approx(7.0)
+    assert "broadcast of 6 B is extrapolated" in " ".join(predict(one).notes)
     assert "broadcast" not in " ".join(predict(without).notes)
 
 

@@ -88,6 +88,15 @@ def test_every_part_is_exact() -> None:
     assert "other: 76% before optimizer, 22% loss, 2% before forward" in timing.source.text
 
 
+def test_buffers_are_counted_also_those_that_are_not_saved() -> None:
+    time = Time()
+    model = chain(time)
+    assert trained(model, time).profile().buffer_bytes == 0.0
+    model.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+    model[0].register_buffer("cache", torch.zeros(5, dtype=torch.complex64), persistent=False)
+    assert trained(model, time).profile().buffer_bytes == 3 * 8 + 5 * 8
+
+
 def test_parts_add_up_to_what_the_clock_says() -> None:
     time = Time(per_mark_s=0.001)  # which also makes every hook take time
     model = chain(time)
