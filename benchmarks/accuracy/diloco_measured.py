@@ -42,6 +42,12 @@ LATENCY_S = 50e-6
 LAYERS = 6
 """Layers of equal size: DDP has as many buckets as the bytes ask for."""
 
+BUFFER_BYTES = LAYERS * 131072 * 8 * 8.0
+"""Of the rotary embeddings, a buffer in each layer: 131072 positions by 8 complex numbers of 8
+bytes, half the dimension of a head. The source trains ``debugmodel`` of torchtitan (models/llama3,
+models/common/rope.py) in a DistributedDataParallel with default arguments, which broadcasts them
+before each forward pass; its local SGD and DiLoCo leave buffers alone."""
+
 ALGORITHMS = ("ddp", "localsgd", "diloco")
 
 
@@ -106,6 +112,7 @@ def _workload(row: dict[str, str]) -> pm.Workload:
         layers,
         batch_size=whole_number("micro_batch", int(row["micro_batch"])),
         optimizer_s=number("optimizer_s", float(row["optimizer_s"])),
+        buffer_bytes=BUFFER_BYTES if row["algorithm"] == "ddp" else 0.0,
     )
 
 
