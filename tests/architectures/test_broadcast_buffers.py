@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel import (
     Cluster,
@@ -24,7 +27,8 @@ from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.predicting import coarse, fine
 from perfmodel.theory.collective_times import chain_broadcast_s
-from tests.jobs import cluster, job, workload
+from tests.jobs import cluster, job, jobs, workload
+from tests.settings import examples
 
 PLAIN = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
 WORK = msgspec.structs.replace(PLAIN, buffer_bytes=6.0)
@@ -152,6 +156,22 @@ def test_both_routes_and_one_worker_for_all_agree(devices: int) -> None:
             assert coarse.predict(one).iteration_s == pytest.approx(whole_s)
             compared += 1
     assert compared >= 6
+
+
+@pytest.mark.parametrize("options", VARIANTS[:2])
+@given(data=st.data(), size=st.sampled_from([1.0, 40.0]))
+@examples(15)
+def test_formulas_that_are_said_to_be_exact_are(
+    options: Mapping[str, Any], data: st.DataObject, size: float
+) -> None:
+    drawn = data.draw(jobs("allreduce", dict(options)))
+    one = msgspec.structs.replace(
+        drawn, workload=msgspec.structs.replace(drawn.workload, buffer_bytes=size)
+    )
+    by_formula_s, simulated = coarse.predict(one).iteration_s, fine.predict(one, rel_ci=0.01)
+    if ARCHITECTURE.coarse is not None and ARCHITECTURE.coarse.exact(one):
+        assert by_formula_s == pytest.approx(simulated.iteration_s)
+    assert simulated.iteration_s >= fine.predict(drawn, rel_ci=0.01).iteration_s * (1 - 1e-9)
 
 
 def measured(startup_s: float, per_byte_s: float) -> Cluster:
