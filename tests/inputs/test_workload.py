@@ -9,6 +9,7 @@ from perfmodel import InputError, Profile, Source, predict
 from perfmodel.inputs.batch_scaling import LAUNCH_S
 from perfmodel.inputs.profile import Gradients, Layer, NoiseScale, Tensor, Timing, timings_on
 from perfmodel.inputs.workload import expanded, resolve
+from perfmodel.profiler.saving import joined
 from tests.jobs import cluster, job
 
 MEASURED = Source("measured", "a test")
@@ -49,6 +50,20 @@ def test_what_comes_before_the_pass_that_communicates_is_in_its_first_layer() ->
     assert [layer.forward_s for layer in w.layers] == [0.25 + 1.0 + 0.75 * 10.0, 0.5]
     assert [layer.backward_s for layer in w.layers] == [0.75, 1.0]
     assert w.compute_s == timing.total_s == 11.5
+
+
+def test_buffers_are_kept_also_where_a_profile_without_them_is_joined() -> None:
+    plain = profile(per_layer(8, 1.0))
+    buffered = msgspec.structs.replace(plain, buffer_bytes=24.0)
+    assert resolve(buffered, buffered.timings, batch_size=16).buffer_bytes == 24.0
+    assert resolve(plain, plain.timings).buffer_bytes == 0.0
+    assert joined(plain, buffered, "file").buffer_bytes == 24.0
+    assert joined(buffered, plain, "file").buffer_bytes == 24.0
+    with pytest.raises(InputError, match="buffer_bytes: must be at least 0"):
+        Profile(
+            name="net", source=MEASURED, gradients=Gradients(1.0), timings=(per_layer(8, 1.0),),
+            buffer_bytes=-1.0,
+        )  # fmt: skip
 
 
 def test_a_noise_scale_is_kept() -> None:
