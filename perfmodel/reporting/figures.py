@@ -1,0 +1,360 @@
+"""Draws the figures of a page with Bokeh (extra ``report``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.base.units import show
+from perfmodel.reporting.contents import (
+    Columns,
+    Figure,
+    Lines,
+    Series,
+    Stacks,
+    Timeline,
+    Tornado,
+)
+
+if TYPE_CHECKING:
+    from bokeh.plotting import figure
+
+    Plot = figure
+
+PALETTE = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#d55e00",
+    "#cc79a7",
+    "#56b4e9",
+    "#8c8c8c",
+    "#b8a800",
+)
+"""Colours that people with any kind of colour blindness can tell apart, on white and on black: those
+of Okabe and Ito ("Color Universal Design", 2008), but for grey and a darker yellow."""
+
+COLOURS = dict(
+    zip(
+        ("compute", "network", "data", "server", "straggler", "cpu", "staleness_bound"),
+        PALETTE,
+        strict=False,
+    )
+)
+"""Colour of computing, and of waiting for each cause."""
+
+ROW_PX, MOST_ROWS = 18, 32
+"""Height of a row of a timeline, and rows that are visible at once."""
+
+WORDS_ABOVE = 24
+"""Longest name on an axis; longer ones are cut."""
+
+
+def drawn(content: Figure) -> Plot:
+    """The figure of a section."""
+    return _DRAW[type(content)](content)
+
+
+def colour(kind: str, number: int) -> str:
+    """The colour of a kind: its own, or the next one."""
+    return COLOURS.get(kind, PALETTE[number % len(PALETTE)])
+
+
+def _plot(height: int, **more: Any) -> Plot:
+    """An empty figure as wide as the page; colours of its frame are those of the page's theme."""
+    from bokeh.plotting import figure
+
+    plot = figure(
+        height=height,
+        sizing_mode="stretch_width",
+        **{"toolbar_location": None, "tools": "", **more},
+    )
+    plot.background_fill_color = plot.border_fill_color = None
+    plot.outline_line_color = None
+    for axis in plot.axis:
+        axis.axis_label_text_font_style = "normal"
+        axis.major_label_text_font_size = "11px"
+        axis.axis_label_text_font_size = "12px"
+    plot.min_border_right = 16
+    return plot
+
+
+def _legend(plot: Plot, place: str = "above") -> None:
+    """Put the legend where it hides no data, with entries that hide and show what they name."""
+    for legend in plot.legend:
+        legend.orientation = "horizontal"
+        legend.click_policy = "hide"
+        legend.label_text_font_size = "11px"
+        legend.background_fill_alpha = 0.0
+        legend.border_line_color = None
+        legend.padding = legend.margin = 2
+        legend.spacing = 8
+        legend.ncols = 3 if len(legend.items) > 3 else len(legend.items) or 1
+        plot.add_layout(legend, place)
+
+
+def _hover(plot: Plot, tooltips: Sequence[tuple[str, str]], renderers: Sequence[Any]) -> None:
+    from bokeh.models import HoverTool
+
+    plot.add_tools(HoverTool(tooltips=list(tooltips), renderers=list(renderers)))
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Names that fit beside an axis, all different."""
+    found: list[str] = []
+    for name in names:
+        text = name if len(name) <= WORDS_ABOVE else f"{name[: WORDS_ABOVE - 1]}…"
+        while text in found:
+            text += " "
+        found.append(text)
+    return found
+
+
+def stacks(content: Stacks) -> Plot:
+    """Horizontal bars of parts."""
+    names = _short(content.names)
+    plot = _plot(
+        110 + 26 * len(names), y_range=list(reversed(names)) if names != [""] else ["iteration"]
+    )
+    shown = names if names != [""] else ["iteration"]
+    left = [0.0] * len(shown)
+    bars = []
+    for number, (kind, values) in enumerate(content.parts.items()):
+        right = [a + b for a, b in zip(left, values, strict=True)]
+        label = kind.replace("_", " ")
+        source = {
+            "name": shown,
+            "left": left,
+            "right": right,
+            "kind": [label] * len(shown),
+            "value": [f"{v:.4g}" for v in values],
+        }
+        bars.append(
+            plot.hbar(
+                y="name",
+                left="left",
+                right="right",
+                height=0.7,
+                source=_source(source),
+                color=colour(kind, number),
+                legend_label=label,
+            )
+        )
+        left = right
+    plot.xaxis.axis_label = content.title
+    plot.x_range.start = 0.0
+    if shown == ["iteration"]:
+        plot.yaxis.visible = False
+    plot.ygrid.visible = False
+    _hover(plot, [("", "@name"), ("", "@kind: @value")], bars)
+    _legend(plot)
+    return plot
+
+
+def _source(values: dict[str, Any]) -> Any:
+    from bokeh.models import ColumnDataSource
+
+    return ColumnDataSource(values)
+
+
+def columns(content: Columns) -> Plot:
+    """Vertical bars."""
+    names = list(content.names)
+    plot = _plot(240, x_range=names)
+    source = {"name": names, "value": list(content.values)}
+    bars = plot.vbar(x="name", top="value", width=0.8, source=_source(source), color=PALETTE[0])
+    plot.xaxis.axis_label, plot.yaxis.axis_label = content.over, content.title
+    plot.y_range.start = 0.0
+    plot.xgrid.visible = False
+    _hover(plot, [(content.over, "@name"), (content.title, "@value{0.0000}")], [bars])
+    return plot
+
+
+def tornado(content: Tornado) -> Plot:
+    """Bars to both sides of 1, on a logarithmic axis."""
+    from bokeh.models import Span
+
+    names = _short(content.names)
+    plot = _plot(90 + 24 * len(names), y_range=list(reversed(names)), x_axis_type="log")
+    bars = []
+    sides = (("lower value", content.low, content.below), ("higher value", content.high, content.above))
+    for number, (label, ratios, values) in enumerate(sides):
+        source = {
+            "name": names,
+            "left": [min(r, 1.0) for r in ratios],
+            "right": [max(r, 1.0) for r in ratios],
+            "ratio": [f"{r:.4g}" for r in ratios],
+            "value": list(values),
+        }
+        bars.append(
+            plot.hbar(
+                y="name",
+                left="left",
+                right="right",
+                height=0.7,
+                source=_source(source),
+                color=PALETTE[number],
+                fill_alpha=0.85,
+                legend_label=label,
+            )
+        )
+    plot.add_layout(Span(location=1.0, dimension="height", line_color="#8c8c8c"))
+    ends = [*content.low, *content.high, 1.0]
+    plot.x_range.start, plot.x_range.end = min(ends) / 1.05, max(ends) * 1.05
+    plot.xaxis.ticker = _ticks(min(ends), max(ends))
+    plot.xaxis.axis_label = content.title
+    plot.ygrid.visible = False
+    _hover(plot, [("", "@name = @value"), ("times the throughput", "@ratio")], bars)
+    _legend(plot)
+    return plot
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """A few round ratios between two.
+
+    >>> _ticks(0.5, 2.0), _ticks(0.9, 10.0)
+    ([0.5, 0.6, 0.8, 1.0, 1.5, 2.0], [1.0, 2.0, 5.0, 10.0])
+    """
+    near = (0.5, 0.6, 0.8, 1.0, 1.5, 2.0)
+    far = [base * 10.0**power for power in range(-3, 4) for base in (1.0, 2.0, 5.0)]
+    close = (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
+    ratio = high / low
+    of = close if ratio < 1.5 else near if ratio <= 4.0 else far
+    return [round(tick, 6) for tick in of if low * 0.99 <= tick <= high * 1.01]
+
+
+def lines(content: Lines) -> Plot:
+    """Series over a number, with their bands."""
+    from bokeh.models import Slope
+
+    axes = {"x_axis_type": "log", "y_axis_type": "log"} if content.log else {}
+    plot = _plot(340, **axes)
+    marks = [
+        _drawn_series(plot, each, PALETTE[number % len(PALETTE)])
+        for number, each in enumerate(content.series)
+    ]
+    if content.diagonal:
+        plot.add_layout(
+            Slope(gradient=1.0, y_intercept=0.0, line_color="#8c8c8c", line_dash="dashed")
+        )
+    plot.xaxis.axis_label, plot.yaxis.axis_label = content.over, content.title
+    xs = sorted({x for each in content.series for x in each.x})
+    if content.log and 2 <= len(xs) <= 12 and all(float(x).is_integer() for x in xs):
+        plot.xaxis.ticker = [int(x) for x in xs]
+    tips = [("", "@label"), (content.over, "@x"), (content.title, "@y")]
+    _hover(plot, tips, marks)
+    _legend(plot)
+    return plot
+
+
+def _drawn_series(plot: Plot, each: Series, line_colour: str) -> Any:
+    """The marks of a series, on which the pointer rests."""
+    source = _source(
+        {
+            "x": list(each.x),
+            "y": list(each.y),
+            "label": list(each.labels) or [each.name] * len(each.x),
+        }
+    )
+    if each.low:
+        band = {"x": list(each.x), "low": list(each.low), "high": list(each.high)}
+        plot.varea(
+            x="x",
+            y1="low",
+            y2="high",
+            source=_source(band),
+            fill_color=line_colour,
+            fill_alpha=0.2,
+            legend_label=each.name,
+        )
+    if each.style == "steps":
+        plot.step(
+            x="x", y="y", source=source, color=line_colour, mode="after", legend_label=each.name
+        )
+    elif each.style != "points":
+        dash = "dashed" if each.style == "dashed" else "solid"
+        plot.line(
+            x="x",
+            y="y",
+            source=source,
+            color=line_colour,
+            line_width=2,
+            line_dash=dash,
+            legend_label=each.name,
+        )
+    return plot.scatter(
+        x="x", y="y", source=source, color=line_colour, size=7, legend_label=each.name
+    )
+
+
+def timeline(content: Timeline) -> Plot:
+    """Blocks on rows, zoomed along time with the wheel and moved by dragging."""
+    import numpy as np
+    from bokeh.models import PanTool, Range1d, ResetTool, WheelZoomTool
+
+    count = len(content.rows)
+    seen = min(count, MOST_ROWS)
+    length = content.length_s or 1.0
+    wheel, pan = WheelZoomTool(dimensions="width"), PanTool()
+    plot = _plot(
+        110 + ROW_PX * seen,
+        x_range=Range1d(0.0, length, bounds=(0.0, length), min_interval=length / 5000.0),
+        y_range=Range1d(seen, 0.0, bounds=(0.0, float(count))),
+        tools=[wheel, pan, ResetTool()],
+        toolbar_location="right",
+        output_backend="canvas",
+    )
+    plot.name = "timeline"
+    plot.toolbar.logo = None
+    plot.toolbar.active_scroll, plot.toolbar.active_drag = wheel, pan
+    bars = []
+    kinds = list(dict.fromkeys(block.kind for block in content.blocks))
+    for number, kind in enumerate(kinds):
+        mine = [block for block in content.blocks if block.kind == kind]
+        column = {
+            "left": np.array([b.start_s for b in mine], dtype=np.float32),
+            "right": np.array([b.end_s for b in mine], dtype=np.float32),
+            "top": np.array([b.top for b in mine], dtype=np.float32),
+            "bottom": np.array([b.top + b.height for b in mine], dtype=np.float32),
+            "name": [b.name for b in mine],
+            "took": [show(b.end_s - b.start_s, "s") for b in mine],
+            "more": [_more(b.queued_s, b.size_bytes) for b in mine],
+        }
+        bars.append(
+            plot.quad(
+                left="left",
+                right="right",
+                top="top",
+                bottom="bottom",
+                source=_source(column),
+                fill_color=colour(kind, number),
+                line_color=None,
+                legend_label=kind.replace("_", " "),
+            )
+        )
+    plot.yaxis.ticker = [row + 0.5 for row in range(count)]
+    plot.yaxis.major_label_overrides = {
+        row + 0.5: name for row, name in enumerate(_short(content.rows))
+    }
+    plot.yaxis.major_tick_line_color = None
+    plot.ygrid.visible = False
+    plot.xaxis.axis_label = "time (s)"
+    _hover(plot, [("", "@name"), ("takes", "@took"), ("", "@more")], bars)
+    _legend(plot)
+    return plot
+
+
+def _more(queued_s: float, size_bytes: float) -> str:
+    said = [f"waited {show(queued_s, 's')} before"] if queued_s > 0.0 else []
+    said += [show(size_bytes, "bytes")] if size_bytes > 0.0 else []
+    return ", ".join(said)
+
+
+_DRAW: dict[type, Callable[[Any], Plot]] = {
+    Stacks: stacks,
+    Columns: columns,
+    Tornado: tornado,
+    Lines: lines,
+    Timeline: timeline,
+}
+

@@ -1,0 +1,66 @@
+"""Writes a page as one HTML file that needs no network (extra ``report``)."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from perfmodel import __version__
+from perfmodel.base import files
+from perfmodel.base.errors import InputError
+from perfmodel.reporting.contents import Page, raw, shown
+
+LONG_TABLE = 12
+"""Rows from which a table is folded."""
+
+
+def check() -> None:
+    """Look for the libraries before anything is predicted.
+
+    Raises
+    ------
+    InputError : Bokeh is not installed.
+    """
+    try:
+        import bokeh.plotting
+        import jinja2  # noqa: F401
+    except ImportError:
+        raise InputError("reports need Bokeh: pip install 'perfmodel[report]'") from None
+
+
+def html(page: Page, path: str | Path | None = None) -> str:
+    """The page as text, also written to ``path`` if there is one.
+
+    Raises
+    ------
+    InputError : Bokeh is not installed; the place cannot be written.
+    """
+    check()
+    import jinja2
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+
+    from perfmodel.reporting.figures import drawn
+
+    if path is not None:
+        files.check_writable(path)
+    plots = {each.name: drawn(each.figure) for each in page.sections if each.figure is not None}
+    script, divisions = components(plots) if plots else ("", {})
+    library = Resources(mode="inline", components=["bokeh"]).render_js() if plots else ""
+    room = resources.files("perfmodel.reporting")
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    text = environment.from_string((room / "page.html").read_text(encoding="utf-8")).render(
+        page=page,
+        version=__version__,
+        style=(room / "page.css").read_text(encoding="utf-8"),
+        theme=(room / "page.js").read_text(encoding="utf-8"),
+        library=library,
+        script=script,
+        divisions=divisions,
+        shown=shown,
+        raw=raw,
+        long=LONG_TABLE,
+    )
+    if path is not None:
+        files.write(path, text.encode())
+    return text
