@@ -113,20 +113,17 @@ def _short(names: Sequence[str]) -> list[str]:
 def stacks(content: Stacks) -> Plot:
     """Horizontal bars of parts."""
     names = _short(content.names)
-    plot = _plot(
-        110 + 26 * len(names), y_range=list(reversed(names)) if names != [""] else ["iteration"]
-    )
-    shown = names if names != [""] else ["iteration"]
-    left = [0.0] * len(shown)
+    plot = _plot(110 + 26 * len(names), y_range=list(reversed(names)))
+    left = [0.0] * len(names)
     bars = []
     for number, (kind, values) in enumerate(content.parts.items()):
         right = [a + b for a, b in zip(left, values, strict=True)]
         label = kind.replace("_", " ")
         source = {
-            "name": shown,
+            "name": names,
             "left": left,
             "right": right,
-            "kind": [label] * len(shown),
+            "kind": [label] * len(names),
             "value": [f"{v:.4g}" for v in values],
         }
         bars.append(
@@ -143,7 +140,7 @@ def stacks(content: Stacks) -> Plot:
         left = right
     plot.xaxis.axis_label = content.title
     plot.x_range.start = 0.0
-    if shown == ["iteration"]:
+    if len(names) == 1:
         plot.yaxis.visible = False
     plot.ygrid.visible = False
     _hover(plot, [("", "@name"), ("", "@kind: @value")], bars)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
@@ -308,6 +309,25 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         from perfmodel.results.drawing import image
 
         return image(self.plot(), ending)
+
+    def report(self, path: str | Path | None = None) -> str:
+        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+
+        :func:`perfmodel.report` adds what takes further predictions: what assumptions are worth,
+        how the job scales, and what would make it faster.
+
+        Raises
+        ------
+        InputError : Bokeh is not installed; the place cannot be written.
+        """
+        from perfmodel.reporting import page
+        from perfmodel.reporting.contents import Page
+        from perfmodel.results import sections
+
+        page.check()
+        parts = (*sections.sections(self), sections.reproduce(self))
+        top = sections.answer(self)
+        return page.html(Page(title=sections.title(self), answer=top, sections=parts), path)
 
     def to_chrome_trace(self) -> dict[str, Any]:
         """Two settled iterations as a Chrome trace: open the JSON in Perfetto.

@@ -23,7 +23,8 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "base": "",
         "theory": "base",
         "graph": "base",
-        "results": "base",
+        "reporting": "base",
+        "results": "base reporting",
         "inputs": "base theory",
         "engine": "base graph",
         "phases": "base theory inputs",
@@ -34,11 +35,11 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "replay": "base theory results",
         "measuring": "base theory inputs results engine architectures profiler",
         "api": "base inputs graph results engine architectures predicting",
-        "studies": f"{ABOVE_BASE} architectures predicting replay api",
+        "studies": f"{ABOVE_BASE} reporting architectures predicting replay api",
         "calibration": f"{ABOVE_BASE} architectures predicting measuring api",
-        "validation": "base inputs results measuring api",
-        "cli": f"{ABOVE_BASE} architectures predicting replay studies calibration validation "
-        "measuring profiler traces api",
+        "validation": "base inputs reporting results measuring api",
+        "cli": f"{ABOVE_BASE} reporting architectures predicting replay studies calibration "
+        "validation measuring profiler traces api",
         "__main__": "cli",
     }.items()
 }

@@ -1,0 +1,268 @@
+"""The sections of a page that a prediction fills by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from perfmodel.base.errors import InputError
+from perfmodel.base.units import show
+from perfmodel.reporting.contents import (
+    Column,
+    Columns,
+    Quantity,
+    Section,
+    Stacks,
+    Table,
+    shown,
+)
+from perfmodel.results.timeline import busy_s, timeline
+
+if TYPE_CHECKING:
+    from perfmodel.results.prediction import Prediction
+
+MOST_BARS = 64
+"""Staleness values that have a bar each; larger ones share the last."""
+
+
+def title(p: Prediction) -> str:
+    """The job in one line."""
+    return f"{p.model} on {p.workers} x {p.device}, {p.architecture}"
+
+
+def answer(p: Prediction) -> list[tuple[str, str, str]]:
+    """The figures at the top of a page: name, value, and its interval or a remark."""
+    between = p.interval
+    found = [
+        (
+            "Throughput",
+            f"{p.throughput_samples_per_s:.4g} samples/s",
+            _range(between.throughput_samples_per_s, "") if between else "",
+        ),
+        (
+            "Iteration",
+            show(p.iteration_s, "s"),
+            _range(between.iteration_s, "s") if between else "",
+        ),
+        (
+            "Idle devices",
+            shown(p.idle_fraction.mean, "fraction"),
+            _range(between.idle_fraction, "fraction") if between else "",
+        ),
+    ]
+    if p.staleness is not None:
+        ends = between.staleness if between else None
+        found.append(
+            ("Staleness", f"{p.staleness.mean:.3g} updates", _range(ends, "") if ends else "")
+        )
+    if p.training is not None:
+        found.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
+    found.append(("Bottleneck", p.bottleneck.resource, f"{p.bottleneck.share:.0%} of the time"))
+    return found
+
+
+def _range(ends: tuple[float, float], unit: str) -> str:
+    return f"{shown(ends[0], unit)} to {shown(ends[1], unit)} in 9 of 10 runs"
+
+
+def sections(p: Prediction, *, assumptions: bool = True) -> list[Section]:
+    """The sections of a prediction; that of its assumptions only where asked for."""
+    found = [_answer(p)]
+    if assumptions:
+        found.append(_assumptions(p))
+    found += [_time(p), _timeline(p), _idle(p)]
+    if p.staleness is not None:
+        found.append(_staleness(p.staleness.histogram, p.staleness.mean))
+    return [*found, _utilisation(p)]
+
+
+def reproduce(p: Prediction, code: tuple[tuple[str, str], ...] = ()) -> Section:
+    """The section that says how to get the same result."""
+    made = p.provenance
+    return Section(
+        name="reproduce",
+        title="How to get this again",
+        text=[
+            f"perfmodel {made.perfmodel}, Python {made.python}, NumPy {made.numpy}, seed "
+            f"{made.seed}. The same inputs give the same numbers."
+        ],
+        code=(*code, ("Inputs, with everything that was filled in", json.dumps(made.inputs, indent=2))),
+    )
+
+
+def _answer(p: Prediction) -> Section:
+    i = p.interval
+    rows: list[tuple[object, ...]] = [
+        (
+            "throughput (samples/s)",
+            p.throughput_samples_per_s,
+            *(i.throughput_samples_per_s if i else (None, None)),
+        ),
+        (
+            "iteration",
+            Quantity(p.iteration_s, "s"),
+            *_quantities(i.iteration_s if i else None, "s"),
+        ),
+        (
+            "idle fraction",
+            Quantity(p.idle_fraction.mean, "fraction"),
+            *_quantities(i.idle_fraction if i else None, "fraction"),
+        ),
+    ]
+    if p.staleness is not None:
+        ends = i.staleness if i and i.staleness else (None, None)
+        rows.append(("staleness (updates)", p.staleness.mean, *ends))
+    rows.append(("memory of a worker", Quantity(p.memory.worker_bytes, "bytes"), None, None))
+    text = [f"The bottleneck: {p.bottleneck.text}."]
+    if i is not None:
+        text.append(f"The interval: {i.text}.")
+    how = "simulated" if p.fidelity == "fine" else "calculated by formulas"
+    text.append(f"The job was {how}. Compute times are {p.quality}.")
+    if p.error_band is not None:
+        text.append(f"Error of the formulas against the simulation: {p.error_band.text}.")
+    return Section(
+        name="answer",
+        title="The answer",
+        text=[*text, *p.notes],
+        tables=[
+            Table(
+                "Prediction and 90 % interval",
+                [Column("quantity"), Column("predicted"), Column("low"), Column("high")],
+                rows,
+            )
+        ],
+    )
+
+
+def _quantities(ends: tuple[float, float] | None, unit: str) -> tuple[Quantity | None, ...]:
+    return (None, None) if ends is None else (Quantity(ends[0], unit), Quantity(ends[1], unit))
+
+
+def _assumptions(p: Prediction) -> Section:
+    rows = [(a.name, Quantity(a.value, a.unit), a.source) for a in p.assumptions]
+    columns = [Column("assumption"), Column("value"), Column("source")]
+    return Section(
+        name="assumptions",
+        title="What was assumed",
+        tables=[Table("Assumptions", columns, rows)],
+    )
+
+
+def _parts(p: Prediction) -> dict[str, float]:
+    """Seconds of an iteration by ``compute`` and the causes of waiting."""
+    causes = {"compute": 1.0 - p.idle_fraction.mean, **p.idle_fraction.by_cause}
+    return {cause: share * p.iteration_s for cause, share in causes.items()}
+
+
+def _time(p: Prediction) -> Section:
+    parts = _parts(p)
+    rows = [(kind.replace("_", " "), s, s / p.iteration_s) for kind, s in parts.items()]
+    tables = [
+        Table(
+            "Time of an iteration",
+            [Column("kind"), Column("time", "s"), Column("share", "fraction")],
+            rows,
+        )
+    ]
+    for name, title_, seconds in (
+        ("Phases", "phase", p.phases_s),
+        ("Operations, with the time that they queue", "operation", p.operation_s),
+    ):
+        if seconds:
+            columns = [Column(title_), Column("mean duration", "s")]
+            tables.append(Table(name, columns, list(seconds.items())))
+    return Section(
+        name="time",
+        title="Where the time of an iteration goes",
+        text=["Mean of all workers: computing, and waiting by what ended the wait."],
+        figure=Stacks(("iteration",), {kind: (s,) for kind, s in parts.items()}, "time (s)"),
+        tables=tables,
+    )
+
+
+def _timeline(p: Prediction) -> Section:
+    name, heading = "timeline", "Timeline of two iterations"
+    try:
+        events = p.to_chrome_trace()["traceEvents"]
+    except InputError as error:
+        return Section(name=name, title=heading, text=[f"There is none: {error}."])
+    columns = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
+    return Section(
+        name=name,
+        title=heading,
+        text=[
+            "Zoom with the wheel or two fingers, drag to move, and point at a block for details. "
+            "Entries of the legend hide and show a kind of operation."
+        ],
+        figure=timeline(events),
+        tables=[Table("Busy time of each resource", columns, busy_s(events))],
+    )
+
+
+def _idle(p: Prediction) -> Section:
+    idle = p.idle_fraction
+    causes = {cause: share for cause, share in idle.by_cause.items() if share}
+    rows = [(cause.replace("_", " "), share) for cause, share in idle.by_cause.items()]
+    tables = [
+        Table("Idle time by cause", [Column("cause"), Column("idle", "fraction")], rows),
+        Table(
+            "Idle time by worker",
+            [Column("worker"), Column("idle", "fraction")],
+            list(enumerate(idle.per_worker)),
+        ),
+    ]
+    names = [cause.replace("_", " ") for cause in causes]
+    return Section(
+        name="idle",
+        title="Idleness by cause",
+        text=[f"Devices do not compute {shown(idle.mean, 'fraction')} of the time."],
+        figure=Columns(names, list(causes.values()), "fraction of the time", "cause")
+        if causes
+        else None,
+        tables=tables,
+    )
+
+
+def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
+    rows = sorted((int(value), share) for value, share in histogram.items())
+    bars = [(str(value), share) for value, share in rows[:MOST_BARS]]
+    if len(rows) > MOST_BARS:
+        bars.append((f"{rows[MOST_BARS][0]}+", sum(share for _, share in rows[MOST_BARS:])))
+    return Section(
+        name="staleness",
+        title="Staleness of gradients",
+        text=[
+            "Updates of a parameter between a worker's read and its own update: "
+            f"{mean:.3g} on average."
+        ],
+        figure=Columns(
+            [name for name, _ in bars],
+            [share for _, share in bars],
+            "share of updates",
+            "staleness (updates)",
+        ),
+        tables=[
+            Table(
+                "Staleness histogram",
+                [Column("staleness"), Column("share of updates", "fraction")],
+                rows,
+            )
+        ],
+    )
+
+
+def _utilisation(p: Prediction) -> Section:
+    use = p.utilisation
+    rows = [
+        (name, share)
+        for group in (use.workers, use.servers, use.links, use.cores)
+        for name, share in group.items()
+    ]
+    rows.sort(key=lambda row: -row[1])
+    return Section(
+        name="utilisation",
+        title="Utilisation",
+        text=["The busiest resources first."],
+        tables=[Table("Utilisation", [Column("resource"), Column("in use", "fraction")], rows)],
+    )
