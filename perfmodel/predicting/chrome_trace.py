@@ -16,7 +16,8 @@ def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
 
     ``spans`` are ordered by start. A resource with several concurrent ops gets as many
     threads, because overlapping events on one thread are shown as nested. Process 0 is the network
-    as a whole, process i + 1 is node i. The format is "Trace Event Format" (Google, 2016).
+    as a whole, process i + 1 is node i. Events name the links that their op uses. The format is
+    "Trace Event Format" (Google, 2016).
     """
     events: list[dict[str, Any]] = []
     names: dict[tuple[int, int], str] = {}
@@ -42,6 +43,7 @@ def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
                     "iteration": span.iteration,
                     "queued_us": (span.start_s - span.ready_s) * 1e6,
                     "bytes": float(graph.op_bytes[span.op]),
+                    "links": [graph.link_name(int(link)) for link in graph.path(span.op)],
                 },
             }
         )

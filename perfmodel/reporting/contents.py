@@ -55,7 +55,7 @@ class Stacks(msgspec.Struct, frozen=True):
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Vertical bars, one per name."""
+    """Vertical bars, one per name, of fractions."""
 
     names: Sequence[str]
     values: Sequence[float]
@@ -198,3 +198,15 @@ def raw(cell: Cell) -> str:
     """
     value = cell.value if isinstance(cell, Quantity) else cell
     return "" if value is None else str(value)
+
+
+def numeric(table: Table, column: int) -> bool:
+    """Whether the first cell of a column that is not empty is a number.
+
+    >>> numeric(Table("t", [Column("a"), Column("b")], [("x", None), ("y", 1.5)]), 1)
+    True
+    """
+    values = (row[column] for row in table.rows)
+    plain = (v.value if isinstance(v, Quantity) else v for v in values)
+    first = next((v for v in plain if v is not None), None)
+    return isinstance(first, (int, float)) and not isinstance(first, bool)

@@ -83,6 +83,7 @@ def _legend(plot: Plot, place: str = "above") -> None:
     """Put the legend where it hides no data, with entries that hide and show what they name."""
     for legend in plot.legend:
         legend.orientation = "horizontal"
+        legend.location = "left"
         legend.click_policy = "hide"
         legend.label_text_font_size = "11px"
         legend.background_fill_alpha = 0.0
@@ -155,15 +156,18 @@ def _source(values: dict[str, Any]) -> Any:
 
 
 def columns(content: Columns) -> Plot:
-    """Vertical bars."""
+    """Vertical bars of fractions."""
+    from bokeh.models import NumeralTickFormatter
+
     names = list(content.names)
     plot = _plot(240, x_range=names)
     source = {"name": names, "value": list(content.values)}
     bars = plot.vbar(x="name", top="value", width=0.8, source=_source(source), color=PALETTE[0])
     plot.xaxis.axis_label, plot.yaxis.axis_label = content.over, content.title
     plot.y_range.start = 0.0
+    plot.yaxis.formatter = NumeralTickFormatter(format="0.[000] %")
     plot.xgrid.visible = False
-    _hover(plot, [(content.over, "@name"), (content.title, "@value{0.0000}")], [bars])
+    _hover(plot, [(content.over, "@name"), (content.title, "@value{0.[0000] %}")], [bars])
     return plot
 
 
@@ -298,7 +302,7 @@ def timeline(content: Timeline) -> Plot:
         x_range=Range1d(0.0, length, bounds=(0.0, length), min_interval=length / 5000.0),
         y_range=Range1d(seen, 0.0, bounds=(0.0, float(count))),
         tools=[wheel, pan, ResetTool()],
-        toolbar_location="right",
+        toolbar_location="above",
         output_backend="canvas",
     )
     plot.name = "timeline"

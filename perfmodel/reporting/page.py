@@ -8,7 +8,7 @@ from pathlib import Path
 from perfmodel import __version__
 from perfmodel.base import files
 from perfmodel.base.errors import InputError
-from perfmodel.reporting.contents import Page, raw, shown
+from perfmodel.reporting.contents import Page, numeric, raw, shown
 
 LONG_TABLE = 12
 """Rows from which a table is folded."""
@@ -59,6 +59,7 @@ def html(page: Page, path: str | Path | None = None) -> str:
         divisions=divisions,
         shown=shown,
         raw=raw,
+        numeric=numeric,
         long=LONG_TABLE,
     )
     if path is not None:

@@ -17,7 +17,7 @@ from perfmodel.reporting.contents import (
     Table,
     shown,
 )
-from perfmodel.results.timeline import busy_s, timeline
+from perfmodel.results.timeline import busy_s, resources, timeline
 
 if TYPE_CHECKING:
     from perfmodel.results.prediction import Prediction
@@ -58,8 +58,13 @@ def answer(p: Prediction) -> list[tuple[str, str, str]]:
         )
     if p.training is not None:
         found.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
-    found.append(("Bottleneck", p.bottleneck.resource, f"{p.bottleneck.share:.0%} of the time"))
+    found.append(("Bottleneck", f"{p.bottleneck.share:.0%}", _bottleneck(p)))
     return found
+
+
+def _bottleneck(p: Prediction) -> str:
+    """What takes the largest share of the critical chain."""
+    return p.bottleneck.text.partition(" takes ")[0]
 
 
 def _range(ends: tuple[float, float], unit: str) -> str:
@@ -184,7 +189,7 @@ def _time(p: Prediction) -> Section:
 def _timeline(p: Prediction) -> Section:
     name, heading = "timeline", "Timeline of two iterations"
     try:
-        events = p.to_chrome_trace()["traceEvents"]
+        found = resources(p.to_chrome_trace()["traceEvents"])
     except InputError as error:
         return Section(name=name, title=heading, text=[f"There is none: {error}."])
     columns = [Column("resource"), Column("operation"), Column("busy", "s"), Column("operations")]
@@ -195,8 +200,8 @@ def _timeline(p: Prediction) -> Section:
             "Zoom with the wheel or two fingers, drag to move, and point at a block for details. "
             "Entries of the legend hide and show a kind of operation."
         ],
-        figure=timeline(events),
-        tables=[Table("Busy time of each resource", columns, busy_s(events))],
+        figure=timeline(found),
+        tables=[Table("Busy time of each resource", columns, busy_s(found))],
     )
 
 
@@ -241,7 +246,9 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
             [share for _, share in bars],
             "share of updates",
             "staleness (updates)",
-        ),
+        )
+        if len(bars) > 1
+        else None,
         tables=[
             Table(
                 "Staleness histogram",

@@ -1,7 +1,8 @@
-"""The events of a Chrome trace as blocks on rows, a row per resource."""
+"""The events of a Chrome trace as blocks on rows: a row for each worker, server and link."""
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,116 +23,124 @@ FINEST = 4000
 blocks."""
 
 _LANE = re.compile(r" \(\d+\)$")
+_SHORTER = (
+    (re.compile(r"^device of "), ""),
+    (re.compile(r"^update threads of (.*)"), r"updates of \1"),
+    (re.compile(r"^link (into|out of) (.*)"), r"\1 \2"),
+)
+_KINDS = ("device", "cores", "update threads", "link")
 
 
 class Resource(NamedTuple):
-    """A row: its name, how much of it is drawn below each other, and its blocks."""
+    """A worker, server or link, and its operations as blocks, by their start."""
 
     name: str
-    lanes: int
     blocks: list[Block]
 
 
-def timeline(events: Sequence[Event]) -> Timeline:
-    """Rows of workers first, then servers, links and the rest, in the order of the nodes.
+def resources(events: Sequence[Event]) -> list[Resource]:
+    """Workers, then servers, links, and what else there is, each in the order of their numbers.
+
+    A transfer is on each of its links.
 
     Parameters
     ----------
     events : of :meth:`perfmodel.results.prediction.Prediction.to_chrome_trace`.
     """
     spans = [event for event in events if event["ph"] == "X" and event["dur"] > 0.0]
-    if not spans:
-        return Timeline((), (), 0.0)
-    begin = min(event["ts"] for event in spans)
-    length_s = max(event["ts"] + event["dur"] - begin for event in spans) * 1e-6
-    resources = _resources(events, spans, begin)
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    begin = min((event["ts"] for event in spans), default=0.0)
+    found: dict[str, list[Block]] = defaultdict(list)
+    for event in sorted(spans, key=lambda event: event["ts"]):
+        start_s, args = (event["ts"] - begin) * 1e-6, event["args"]
+        block = Block(
+            kind=event["cat"],
+            top=0.0,
+            height=1.0,
+            start_s=start_s,
+            end_s=start_s + event["dur"] * 1e-6,
+            name=event["name"],
+            count=1,
+            queued_s=args["queued_us"] * 1e-6,
+            size_bytes=args["bytes"],
+        )
+        where = args["links"] or (_LANE.sub("", threads[event["pid"], event["tid"]]),)
+        for name in where:
+            found[name].append(block)
+    return [Resource(name, found[name]) for name in sorted(found, key=_order)]
+
+
+def busy_s(found: Iterable[Resource]) -> list[tuple[str, str, float, int]]:
+    """Resource, kind, seconds in which it does at least one such operation, and their number."""
+    rows = []
+    for name, blocks in found:
+        for kind in dict.fromkeys(block.kind for block in blocks):
+            mine = [block for block in blocks if block.kind == kind]
+            seconds = sum(block.end_s - block.start_s for block in _joined(mine, 0.0))
+            rows.append((name, kind, seconds, len(mine)))
+    return rows
+
+
+def timeline(found: Sequence[Resource]) -> Timeline:
+    """The blocks on rows, so few of them that a browser draws them at once."""
+    length_s = max((b.end_s for _, blocks in found for b in blocks), default=0.0)
+    rows = [_in_lanes(blocks) for _, blocks in found]
     gap_s = 0.0
-    while sum(len(each.blocks) for each in resources) > MOST_BLOCKS and gap_s < length_s:
-        merged = [each._replace(blocks=_joined(each.blocks, gap_s)) for each in resources]
-        resources, gap_s = merged, 2.0 * gap_s or length_s / FINEST
-    rows = [each.name for each in resources]
-    blocks = tuple(
-        Block(b.kind, row + b.top, b.height, b.start_s, b.end_s, b.name, *_rest(b))
-        for row, each in enumerate(resources)
-        for b in each.blocks
+    while sum(map(len, rows)) > MOST_BLOCKS and gap_s <= length_s:
+        rows = [_joined(blocks, gap_s) for blocks in rows]
+        gap_s = 2.0 * gap_s or length_s / FINEST
+    return Timeline(
+        [_short(name) for name, _ in found],
+        [_placed(b, row + b.top, b.height) for row, blocks in enumerate(rows) for b in blocks],
+        length_s,
     )
-    return Timeline(rows, blocks, length_s)
-
-
-def busy_s(events: Sequence[Event]) -> list[tuple[str, str, float, int]]:
-    """Seconds and number of the operations of each kind on each resource, in the order of rows.
-
-    Operations that a resource does at the same time all count.
-    """
-    names = _names(events)
-    found: dict[tuple[str, str], tuple[float, int]] = {}
-    for event in events:
-        if event["ph"] == "X" and event["dur"] > 0.0:
-            key = _LANE.sub("", names[event["pid"], event["tid"]]), event["cat"]
-            seconds, count = found.get(key, (0.0, 0))
-            found[key] = (seconds + event["dur"] * 1e-6, count + 1)
-    rows = [(name, kind, *value) for (name, kind), value in found.items()]
-    return sorted(rows, key=lambda row: _order(row[0]))
-
-
-def _names(events: Iterable[Event]) -> dict[tuple[int, int], str]:
-    return {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
 
 
 def _order(name: str) -> tuple[int, list[int], str]:
     """Devices of workers, then servers, then links; each by their numbers."""
-    starts = ("device", "cores", "update threads", "server", "link")
-    kind = next((i for i, start in enumerate(starts) if name.startswith(start)), len(starts))
+    kind = next((i for i, start in enumerate(_KINDS) if name.startswith(start)), len(_KINDS))
     return kind, [int(digits) for digits in re.findall(r"\d+", name)], name
 
 
-def _resources(events: Sequence[Event], spans: Sequence[Event], begin: float) -> list[Resource]:
-    """The blocks of each resource: one per operation, unless too many run at a time."""
-    names = _names(events)
-    of: dict[str, dict[int, list[Block]]] = defaultdict(lambda: defaultdict(list))
-    for event in spans:
-        start_s = (event["ts"] - begin) * 1e-6
-        resource = _LANE.sub("", names[event["pid"], event["tid"]])
-        block = Block(
-            event["cat"],
-            0.0,
-            1.0,
-            start_s,
-            start_s + event["dur"] * 1e-6,
-            event["name"],
-            1,
-            event["args"]["queued_us"] * 1e-6,
-            event["args"]["bytes"],
-        )
-        of[resource][event["tid"]].append(block)
-    found = []
-    for name in sorted(of, key=_order):
-        lanes = of[name]
-        count = len(lanes) if len(lanes) <= MOST_LANES else 1
-        height = 0.8 / count
-        placed = [
-            _moved(block, 0.1 + (lane % count) * height, height)
-            for lane, thread in enumerate(sorted(lanes))
-            for block in lanes[thread]
-        ]
-        blocks = placed if count == len(lanes) else _joined(placed, 0.0)
-        found.append(Resource(name, count, blocks))
-    return found
+def _short(name: str) -> str:
+    """A name that fits beside a row.
+
+    >>> _short("device of worker 3"), _short("link into node 8 (server 0)")
+    ('worker 3', 'into node 8 (server 0)')
+    """
+    for pattern, shorter in _SHORTER:
+        name = pattern.sub(shorter, name)
+    return name
 
 
-def _moved(b: Block, top: float, height: float) -> Block:
-    return Block(b.kind, top, height, b.start_s, b.end_s, b.name, *_rest(b))
+def _in_lanes(blocks: Sequence[Block]) -> list[Block]:
+    """Blocks of one row, those at the same time below each other; joined if they are too many."""
+    free: list[tuple[float, int]] = []
+    lanes = []
+    count = 0
+    for block in blocks:
+        if free and free[0][0] <= block.start_s * (1.0 + 1e-9) + 1e-12:
+            _, lane = heapq.heappop(free)
+        else:
+            lane, count = count, count + 1
+        heapq.heappush(free, (block.end_s, lane))
+        lanes.append(lane)
+    if count > MOST_LANES:
+        return _joined([_placed(b, 0.1, 0.8) for b in blocks], 0.0)
+    height = 0.8 / max(count, 1)
+    return [_placed(b, 0.1 + k * height, height) for b, k in zip(blocks, lanes, strict=True)]
 
 
-def _rest(b: Block) -> tuple[int, float, float]:
-    return b.count, b.queued_s, b.size_bytes
+def _placed(b: Block, top: float, height: float) -> Block:
+    more = (b.start_s, b.end_s, b.name, b.count, b.queued_s, b.size_bytes)
+    return Block(b.kind, top, height, *more)
 
 
-def _joined(blocks: Sequence[Block], gap_s: float) -> list[Block]:
+def _joined(blocks: Iterable[Block], gap_s: float) -> list[Block]:
     """Blocks of one kind and lane as one, where no more than ``gap_s`` is between them."""
     last: dict[tuple[str, float], int] = {}
     found: list[Block] = []
-    for block in sorted(blocks, key=lambda b: b.start_s):
+    for block in blocks:
         key = (block.kind, block.top)
         at = last.get(key)
         if at is not None and block.start_s <= found[at].end_s + gap_s:
@@ -145,15 +154,14 @@ def _joined(blocks: Sequence[Block], gap_s: float) -> list[Block]:
 def _both(a: Block, b: Block) -> Block:
     """Two blocks as one, called by its first operation and how many there are."""
     count = a.count + b.count
-    first = a.name.partition(" and ")[0] if a.count > 1 else a.name
     return Block(
-        a.kind,
-        a.top,
-        a.height,
-        a.start_s,
-        max(a.end_s, b.end_s),
-        f"{first} and {count - 1} more",
-        count,
-        a.queued_s,
-        a.size_bytes + b.size_bytes,
+        kind=a.kind,
+        top=a.top,
+        height=a.height,
+        start_s=a.start_s,
+        end_s=max(a.end_s, b.end_s),
+        name=f"{a.name.partition(' and ')[0]} and {count - 1} more",
+        count=count,
+        queued_s=a.queued_s,
+        size_bytes=a.size_bytes + b.size_bytes,
     )
