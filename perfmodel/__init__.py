@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from perfmodel.studies.plan_search import PlanLimits
     from perfmodel.studies.planning import plan
     from perfmodel.studies.plans import Plan
+    from perfmodel.studies.reports import Report, report
     from perfmodel.studies.requirements import Requirement, require
+    from perfmodel.studies.sensitivity import Sensitivity, sensitivity
     from perfmodel.studies.sweeps import Sweep, sweep
 
 _HOME = {
@@ -71,8 +73,10 @@ _HOME = {
     "PlanLimits": "studies.plan_search",
     "Prediction": "results.prediction",
     "Profile": "inputs.profile",
+    "Report": "studies.reports",
     "Requirement": "studies.requirements",
     "Schedule": "results.schedule",
+    "Sensitivity": "studies.sensitivity",
     "Server": "inputs.cluster",
     "Source": "base.provenance",
     "Straggler": "inputs.job",
@@ -94,7 +98,9 @@ _HOME = {
     "read_cluster": "inputs.cluster",
     "read_job": "inputs.job",
     "read_profile": "inputs.profile",
+    "report": "studies.reports",
     "require": "studies.requirements",
+    "sensitivity": "studies.sensitivity",
     "sweep": "studies.sweeps",
 }
 
@@ -121,8 +127,10 @@ __all__ = [
     "PlanLimits",
     "Prediction",
     "Profile",
+    "Report",
     "Requirement",
     "Schedule",
+    "Sensitivity",
     "Server",
     "Source",
     "Straggler",
@@ -144,7 +152,9 @@ __all__ = [
     "read_cluster",
     "read_job",
     "read_profile",
+    "report",
     "require",
+    "sensitivity",
     "sweep",
 ]
 

@@ -75,7 +75,7 @@ def _plot(height: int, **more: Any) -> Plot:
         axis.axis_label_text_font_style = "normal"
         axis.major_label_text_font_size = "11px"
         axis.axis_label_text_font_size = "12px"
-    plot.min_border_right = 16
+    plot.min_border_left = plot.min_border_right = 16
     return plot
 
 
@@ -178,7 +178,10 @@ def tornado(content: Tornado) -> Plot:
     names = _short(content.names)
     plot = _plot(90 + 24 * len(names), y_range=list(reversed(names)), x_axis_type="log")
     bars = []
-    sides = (("lower value", content.low, content.below), ("higher value", content.high, content.above))
+    sides = (
+        ("halved", content.low, content.below),
+        ("doubled, or another", content.high, content.above),
+    )
     for number, (label, ratios, values) in enumerate(sides):
         source = {
             "name": names,

@@ -58,7 +58,7 @@ def answer(p: Prediction) -> list[tuple[str, str, str]]:
         )
     if p.training is not None:
         found.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
-    found.append(("Bottleneck", f"{p.bottleneck.share:.0%}", _bottleneck(p)))
+    found.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
     return found
 
 

@@ -40,8 +40,10 @@ NAMES = [
     "PlanLimits",
     "Prediction",
     "Profile",
+    "Report",
     "Requirement",
     "Schedule",
+    "Sensitivity",
     "Server",
     "Source",
     "Straggler",
@@ -64,7 +66,9 @@ NAMES = [
     "read_cluster",
     "read_job",
     "read_profile",
+    "report",
     "require",
+    "sensitivity",
     "sweep",
 ]
 

@@ -1,0 +1,391 @@
+"""Everything about a job in one result, and the page that shows it.
+
+The prediction, what its assumptions are worth, how the job scales by both routes, and what would
+make it faster. Assumptions and changes are predicted by formulas; the points of the scaling curve
+are simulated where that takes little time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfmodel import api
+from perfmodel.base.errors import InputError
+from perfmodel.inputs.job import SCHEMA as JOB_SCHEMA
+from perfmodel.inputs.job import Jitter, JobFile, per_worker
+from perfmodel.reporting import page
+from perfmodel.reporting.contents import (
+    Column,
+    Lines,
+    Page,
+    Quantity,
+    Section,
+    Series,
+    Table,
+    Tornado,
+    shown,
+)
+from perfmodel.results import sections
+from perfmodel.results.prediction import Prediction
+from perfmodel.studies.advice import Advice, advise
+from perfmodel.studies.sensitivity import Effect, Sensitivity, sensitivity
+from perfmodel.studies.sweeps import Progress, sweep
+
+SCHEMA = "perfmodel.report/1"
+
+SCALING_OPS = 2e6
+"""Operations that a point of the scaling curve may take: about two seconds."""
+
+MOST_BARS, LEAST_SWING = 16, 1e-3
+"""Assumptions that are drawn, and the least change of the throughput (of its logarithm)."""
+
+OF_THE_RUN = ("dataset_size", "epochs", "iterations", "run_iterations")
+"""Arguments of ``predict`` that the other predictions do not take."""
+
+
+class Scaled(msgspec.Struct, frozen=True, kw_only=True):
+    """Throughput of the job with another number of workers, by each route.
+
+    None where a route gave none; ``low`` and ``high`` are the ends of the interval, by simulation
+    where there is one.
+    """
+
+    workers: int
+    fine_samples_per_s: float | None
+    coarse_samples_per_s: float | None
+    low_samples_per_s: float | None
+    high_samples_per_s: float | None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a job.
+
+    Attributes
+    ----------
+    command : the command that made it; empty for one that a program made.
+    job : the job file that describes it; None where it has objects of a program.
+    prediction, coarse : the prediction, and that of the formulas where the first is simulated.
+    sensitivity : what the assumptions are worth, by formulas.
+    scaling : the throughput over the number of workers.
+    advice : what would make it faster, by formulas.
+    """
+
+    schema: str = SCHEMA
+    command: str
+    job: dict[str, Any] | None
+    prediction: Prediction
+    coarse: Prediction | None
+    sensitivity: Sensitivity
+    scaling: tuple[Scaled, ...]
+    advice: Advice
+
+    def __repr__(self) -> str:
+        return f"Report({self.prediction!r})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-like values."""
+        return {
+            "schema": self.schema,
+            "command": self.command,
+            "job": self.job,
+            "prediction": self.prediction.to_dict(),
+            "coarse": self.coarse.to_dict() if self.coarse is not None else None,
+            "sensitivity": self.sensitivity.rows(),
+            "scaling": msgspec.to_builtins(self.scaling),
+            "advice": self.advice.rows(),
+        }
+
+    def to_json(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+
+        Raises
+        ------
+        InputError : Bokeh is not installed; the place cannot be written.
+        """
+        page.check()
+        p = self.prediction
+        first, *rest = sections.sections(p, assumptions=False)
+        code = [("Command", self.command)] if self.command else []
+        if self.job is not None:
+            code.append(("Job file, for --job", json.dumps(self.job, indent=2)))
+        parts = [
+            first,
+            _sensitivity(self.sensitivity),
+            *rest,
+            _scaling(self.scaling, p.workers),
+            _advice(self.advice),
+            sections.reproduce(p, tuple(code)),
+        ]
+        top = sections.answer(p)
+        return page.html(Page(title=sections.title(p), answer=top, sections=parts), path)
+
+
+def report(
+    *,
+    fidelity: api.Fidelity = "fine",
+    tolerance: float = api.TOLERANCE,
+    rel_ci: float = api.REL_CI,
+    max_ops: float = api.MOST_OPS,
+    command: str = "",
+    progress: Progress | None = None,
+    **arguments: Any,
+) -> Report:
+    """Predict a job, and all that a report of it shows.
+
+    Parameters
+    ----------
+    fidelity, tolerance, rel_ci, max_ops : of the prediction, see :func:`perfmodel.predict`.
+    command : what to show as the command that made it.
+    progress : called with (done, all) after each part.
+    arguments : those of :func:`perfmodel.make_job`, ``global_batch_size`` in the place of
+        ``batch_size``, and ``dataset_size``, ``epochs``, ``iterations`` and ``run_iterations`` of
+        :func:`perfmodel.predict`.
+
+    Raises
+    ------
+    InputError : the job is impossible.
+
+    >>> found = report(model="resnet18", arch="ring", workers=4, fidelity="coarse")
+    >>> [each.workers for each in found.scaling]
+    [1, 2, 4, 8]
+    """
+    run = {name: arguments.pop(name) for name in OF_THE_RUN if name in arguments}
+    given = per_worker(arguments)
+    asked: dict[str, Any] = {"tolerance": tolerance, "rel_ci": rel_ci, "max_ops": max_ops}
+    job = api.make_job(**given)
+
+    def did(parts: int) -> None:
+        if progress is not None:
+            progress(parts, 5)
+
+    found = api.predict(job, fidelity=fidelity, **asked, **run)
+    did(1)
+    fine = found.fidelity == "fine"
+    coarse = api.predict(job, fidelity="coarse") if fine else None
+    did(2)
+    effects = sensitivity(**given)
+    did(3)
+    scaling = _scaled(arguments, found if fine and run.get("iterations") is None else None, rel_ci)
+    did(4)
+    advice = advise(**given, fidelity="coarse")
+    did(5)
+    return Report(
+        command=command,
+        job=_job_file(given),
+        prediction=found,
+        coarse=coarse,
+        sensitivity=effects,
+        scaling=scaling,
+        advice=advice,
+    )
+
+
+def _scaled(
+    arguments: Mapping[str, Any], known: Prediction | None, rel_ci: float
+) -> tuple[Scaled, ...]:
+    """Throughput over workers: powers of two up to twice as many, by formulas and simulated.
+
+    ``known`` is the simulated prediction of the job itself, None where it is not wanted or none.
+    """
+    count = arguments.get("workers", 1)
+    numbers = sorted({*(2**k for k in range((2 * count).bit_length())), count})
+    rest = {name: value for name, value in arguments.items() if name != "workers"}
+
+    def over(fidelity: api.Fidelity, numbers: Sequence[int], max_ops: float) -> list[Prediction]:
+        how: dict[str, Any] = {"fidelity": fidelity, "rel_ci": rel_ci, "max_ops": max_ops}
+        try:
+            return [*sweep(**rest, workers=list(numbers), **how).predictions]
+        except InputError:  # none of them is a job that can be predicted so
+            return []
+
+    formulas = {p.workers: p for p in over("coarse", numbers, api.MOST_OPS)}
+    others = [n for n in numbers if known is None or n != count]
+    simulated = {p.workers: p for p in over("fine", others, SCALING_OPS)}
+    if known is not None:
+        simulated[count] = known
+    return tuple(
+        _point(n, simulated.get(n), formulas.get(n))
+        for n in numbers
+        if n in simulated or n in formulas
+    )
+
+
+def _point(workers: int, fine: Prediction | None, coarse: Prediction | None) -> Scaled:
+    shown = fine if fine is not None else coarse
+    interval = shown.interval if shown is not None else None
+    low, high = interval.throughput_samples_per_s if interval is not None else (None, None)
+    return Scaled(
+        workers=workers,
+        fine_samples_per_s=fine.throughput_samples_per_s if fine is not None else None,
+        coarse_samples_per_s=coarse.throughput_samples_per_s if coarse is not None else None,
+        low_samples_per_s=low,
+        high_samples_per_s=high,
+    )
+
+
+def _job_file(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The contents of a job file; None where an argument is an object that has no file."""
+    values: dict[str, Any] = {"schema": JOB_SCHEMA}
+    for name, value in given.items():
+        if value in (None, (), {}):
+            continue
+        if isinstance(value, Jitter):
+            values[name] = f"{value.kind}:{value.cv}:{value.scope}"
+        elif isinstance(value, Path):
+            values[name] = str(value)
+        else:
+            values[name] = value
+    try:
+        plain: dict[str, Any] = msgspec.to_builtins(values, enc_hook=_item)
+        msgspec.convert(plain, JobFile)
+    except (TypeError, ValueError, msgspec.ValidationError):
+        return None
+    return plain
+
+
+def _item(value: Any) -> Any:
+    """A NumPy number as one of Python."""
+    return value.item()
+
+
+def _sensitivity(found: Sensitivity) -> Section:
+    columns = [
+        Column("assumption"),
+        Column("assumed"),
+        Column("instead"),
+        Column("throughput (samples/s)"),
+        Column("change", "ratio"),
+        Column("source"),
+    ]
+    rows: list[tuple[Any, ...]] = []
+    unvaried = []
+    for each in found.effects:
+        a = each.assumption
+        rows += [
+            (
+                a.name,
+                Quantity(a.value, a.unit),
+                Quantity(other.value, a.unit),
+                other.throughput_samples_per_s,
+                other.ratio,
+                a.source,
+            )
+            for other in each.alternatives
+        ]
+        if not each.alternatives:
+            unvaried.append((a.name, Quantity(a.value, a.unit), each.unvaried, a.source))
+    names = [Column("assumption"), Column("assumed"), Column("why"), Column("source")]
+    p = found.prediction
+    how = "by formulas" if p.fidelity == "coarse" else "simulated"
+    return Section(
+        name="assumptions",
+        title="What was assumed, and what it is worth",
+        text=[
+            "The throughput with each assumption halved and doubled, switched over, or replaced by "
+            f"another word; all predicted {how}, relative to {p.throughput_samples_per_s:.4g} "
+            "samples/s. The largest effects come first."
+        ],
+        figure=_tornado([e for e in found.effects if e.swing >= LEAST_SWING][:MOST_BARS]),
+        tables=[
+            Table("What assumptions are worth", columns, rows),
+            *([Table("Assumptions that were not varied", names, unvaried)] if unvaried else []),
+        ],
+    )
+
+
+def _tornado(effects: Sequence[Effect]) -> Tornado | None:
+    """The figure of the effects; None where there are none.
+
+    Of several words that may stand instead of one, the one with the largest effect is drawn.
+    """
+    if not effects:
+        return None
+    names, ends, values = [], [], []
+    for each in effects:
+        a = each.assumption
+        by_value = {shown(Quantity(o.value, a.unit)): o.ratio for o in each.alternatives}
+        below, above = ("", 1.0), ("", 1.0)
+        if isinstance(a.value, (bool, str)):
+            above = max(by_value.items(), key=lambda item: max(item[1], 1.0 / item[1]))
+        else:
+            for other, item in zip(each.alternatives, by_value.items(), strict=True):
+                if other.value < (a.value or 0.0):
+                    below = item
+                else:
+                    above = item
+        names.append(a.name)
+        ends.append((below[1], above[1]))
+        values.append((below[0], above[0]))
+    low, high = zip(*ends, strict=True)
+    of_low, of_high = zip(*values, strict=True)
+    return Tornado(names, low, high, of_low, of_high, "times the throughput")
+
+
+def _scaling(points: Sequence[Scaled], workers: int) -> Section:
+    series = []
+    for name, style in (("fine", "line"), ("coarse", "dashed")):
+        key = f"{name}_samples_per_s"
+        known = [each for each in points if getattr(each, key) is not None]
+        if not known:
+            continue
+        band = name == "fine" or not series
+        ends = [(each.low_samples_per_s, each.high_samples_per_s) for each in known]
+        whole = band and all(low is not None for low, _ in ends)
+        series.append(
+            Series(
+                name={"fine": "simulated", "coarse": "formulas"}[name],
+                x=[each.workers for each in known],
+                y=[getattr(each, key) for each in known],
+                low=[low or 0.0 for low, _ in ends] if whole else (),
+                high=[high or 0.0 for _, high in ends] if whole else (),
+                style=style,
+            )
+        )
+    rate = "samples/s"
+    columns = [
+        Column("workers"),
+        Column(f"simulated ({rate})"),
+        Column(f"formulas ({rate})"),
+        Column("low"),
+        Column("high"),
+    ]
+    return Section(
+        name="scaling",
+        title="Scaling",
+        text=[
+            "Throughput over the number of workers, with the interval that contains 9 of 10 "
+            f"measured runs. The job has {workers}."
+        ],
+        figure=Lines(series=series, over="workers", title=f"throughput ({rate})", log=True),
+        tables=[Table("Scaling", columns, [msgspec.structs.astuple(each) for each in points])],
+    )
+
+
+def _advice(found: Advice) -> Section:
+    columns = [
+        Column("change"),
+        Column("flags"),
+        Column("gain", "ratio"),
+        Column("low", "ratio"),
+        Column("high", "ratio"),
+        Column("sure"),
+        Column("changes for learning"),
+    ]
+    names = ("change", "flags", "gain", "low", "high", "recommended", "price")
+    rows = [tuple(row[name] for name in names) for row in found.rows()]
+    text = "Changes of the throughput, predicted by formulas; sure where the whole interval gains."
+    return Section(
+        name="advice",
+        title="What would make it faster",
+        text=[text if rows else "No change that was tried makes it faster."],
+        tables=[Table("What if", columns, rows)] if rows else [],
+    )
