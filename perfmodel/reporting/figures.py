@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.base.units import show
 from perfmodel.reporting.contents import (
@@ -16,10 +16,8 @@ from perfmodel.reporting.contents import (
     Tornado,
 )
 
-if TYPE_CHECKING:
-    from bokeh.plotting import figure
-
-    Plot = figure
+Plot = Any
+"""A figure of Bokeh."""
 
 PALETTE = (
     "#0072b2",
@@ -31,8 +29,8 @@ PALETTE = (
     "#8c8c8c",
     "#b8a800",
 )
-"""Colours that people with any kind of colour blindness can tell apart, on white and on black: those
-of Okabe and Ito ("Color Universal Design", 2008), but for grey and a darker yellow."""
+"""Colours that people with any kind of colour blindness can tell apart, on white and on black:
+those of Okabe and Ito ("Color Universal Design", 2008), but for grey and a darker yellow."""
 
 COLOURS = dict(
     zip(
@@ -165,6 +163,7 @@ def columns(content: Columns) -> Plot:
     bars = plot.vbar(x="name", top="value", width=0.8, source=_source(source), color=PALETTE[0])
     plot.xaxis.axis_label, plot.yaxis.axis_label = content.over, content.title
     plot.y_range.start = 0.0
+    plot.max_width = 160 + 110 * len(names)
     plot.yaxis.formatter = NumeralTickFormatter(format="0.[000] %")
     plot.xgrid.visible = False
     _hover(plot, [(content.over, "@name"), (content.title, "@value{0.[0000] %}")], [bars])
@@ -179,8 +178,8 @@ def tornado(content: Tornado) -> Plot:
     plot = _plot(90 + 24 * len(names), y_range=list(reversed(names)), x_axis_type="log")
     bars = []
     sides = (
-        ("halved", content.low, content.below),
-        ("doubled, or another", content.high, content.above),
+        ("lower", content.low, content.below),
+        ("higher, or another", content.high, content.above),
     )
     for number, (label, ratios, values) in enumerate(sides):
         source = {
@@ -224,7 +223,7 @@ def _ticks(low: float, high: float) -> list[float]:
     close = (0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
     ratio = high / low
     of = close if ratio < 1.5 else near if ratio <= 4.0 else far
-    return [round(tick, 6) for tick in of if low * 0.99 <= tick <= high * 1.01]
+    return [round(tick, 6) for tick in of if low / 1.05 <= tick <= high * 1.05]
 
 
 def lines(content: Lines) -> Plot:
@@ -361,4 +360,3 @@ _DRAW: dict[type, Callable[[Any], Plot]] = {
     Lines: lines,
     Timeline: timeline,
 }
-

@@ -22,7 +22,7 @@ def check() -> None:
     InputError : Bokeh is not installed.
     """
     try:
-        import bokeh.plotting
+        import bokeh.plotting  # noqa: F401
         import jinja2  # noqa: F401
     except ImportError:
         raise InputError("reports need Bokeh: pip install 'perfmodel[report]'") from None
@@ -49,7 +49,7 @@ def html(page: Page, path: str | Path | None = None) -> str:
     library = Resources(mode="inline", components=["bokeh"]).render_js() if plots else ""
     room = resources.files("perfmodel.reporting")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    text = environment.from_string((room / "page.html").read_text(encoding="utf-8")).render(
+    text: str = environment.from_string((room / "page.html").read_text(encoding="utf-8")).render(
         page=page,
         version=__version__,
         style=(room / "page.css").read_text(encoding="utf-8"),

@@ -53,9 +53,8 @@ def answer(p: Prediction) -> list[tuple[str, str, str]]:
     ]
     if p.staleness is not None:
         ends = between.staleness if between else None
-        found.append(
-            ("Staleness", f"{p.staleness.mean:.3g} updates", _range(ends, "") if ends else "")
-        )
+        remark = _range(ends, "") if ends and ends[1] else ""
+        found.append(("Staleness", f"{p.staleness.mean:.3g} updates", remark))
     if p.training is not None:
         found.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
     found.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
@@ -85,6 +84,7 @@ def sections(p: Prediction, *, assumptions: bool = True) -> list[Section]:
 def reproduce(p: Prediction, code: tuple[tuple[str, str], ...] = ()) -> Section:
     """The section that says how to get the same result."""
     made = p.provenance
+    inputs = json.dumps(made.inputs, indent=2)
     return Section(
         name="reproduce",
         title="How to get this again",
@@ -92,7 +92,7 @@ def reproduce(p: Prediction, code: tuple[tuple[str, str], ...] = ()) -> Section:
             f"perfmodel {made.perfmodel}, Python {made.python}, NumPy {made.numpy}, seed "
             f"{made.seed}. The same inputs give the same numbers."
         ],
-        code=(*code, ("Inputs, with everything that was filled in", json.dumps(made.inputs, indent=2))),
+        code=(*code, ("Inputs, with everything that was filled in", inputs)),
     )
 
 

@@ -48,7 +48,8 @@ def resources(events: Sequence[Event]) -> list[Resource]:
     events : of :meth:`perfmodel.results.prediction.Prediction.to_chrome_trace`.
     """
     spans = [event for event in events if event["ph"] == "X" and event["dur"] > 0.0]
-    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    named = [event for event in events if event["name"] == "thread_name"]
+    threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in named}
     begin = min((event["ts"] for event in spans), default=0.0)
     found: dict[str, list[Block]] = defaultdict(list)
     for event in sorted(spans, key=lambda event: event["ts"]):

@@ -318,7 +318,7 @@ def _tornado(effects: Sequence[Effect]) -> Tornado | None:
             above = max(by_value.items(), key=lambda item: max(item[1], 1.0 / item[1]))
         else:
             for other, item in zip(each.alternatives, by_value.items(), strict=True):
-                if other.value < (a.value or 0.0):
+                if float(other.value) < float(a.value or 0.0):
                     below = item
                 else:
                     above = item
@@ -331,7 +331,7 @@ def _tornado(effects: Sequence[Effect]) -> Tornado | None:
 
 
 def _scaling(points: Sequence[Scaled], workers: int) -> Section:
-    series = []
+    series: list[Series] = []
     for name, style in (("fine", "line"), ("coarse", "dashed")):
         key = f"{name}_samples_per_s"
         known = [each for each in points if getattr(each, key) is not None]
@@ -374,9 +374,9 @@ def _advice(found: Advice) -> Section:
     columns = [
         Column("change"),
         Column("flags"),
-        Column("gain", "ratio"),
-        Column("low", "ratio"),
-        Column("high", "ratio"),
+        Column("gain (times)"),
+        Column("low"),
+        Column("high"),
         Column("sure"),
         Column("changes for learning"),
     ]
