@@ -93,13 +93,13 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lines(msgspec.Struct, frozen=True, kw_only=True):
-    """Series over a number, on logarithmic axes where ``log`` says so."""
+    """Series over a number, on logarithmic axes where ``log_x`` and ``log_y`` say so."""
 
     series: Sequence[Series]
     over: str
     title: str
-    log: bool = False
-    diagonal: bool = False
+    log_x: bool = False
+    log_y: bool = False
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -131,7 +131,10 @@ Figure = Stacks | Columns | Tornado | Lines | Timeline
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a page: paragraphs, a figure, tables, and text to copy."""
+    """A part of a page: paragraphs, a figure, tables, and text to copy.
+
+    ``name`` is that of its place in the page: letters and hyphens.
+    """
 
     name: str
     title: str

@@ -228,21 +228,15 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def lines(content: Lines) -> Plot:
     """Series over a number, with their bands."""
-    from bokeh.models import Slope
-
-    axes = {"x_axis_type": "log", "y_axis_type": "log"} if content.log else {}
-    plot = _plot(340, **axes)
+    axes = {"x_axis_type": content.log_x, "y_axis_type": content.log_y}
+    plot = _plot(340, **{name: "log" for name, log in axes.items() if log})
     marks = [
         _drawn_series(plot, each, PALETTE[number % len(PALETTE)])
         for number, each in enumerate(content.series)
     ]
-    if content.diagonal:
-        plot.add_layout(
-            Slope(gradient=1.0, y_intercept=0.0, line_color="#8c8c8c", line_dash="dashed")
-        )
     plot.xaxis.axis_label, plot.yaxis.axis_label = content.over, content.title
     xs = sorted({x for each in content.series for x in each.x})
-    if content.log and 2 <= len(xs) <= 12 and all(float(x).is_integer() for x in xs):
+    if content.log_x and 2 <= len(xs) <= 12 and all(float(x).is_integer() for x in xs):
         plot.xaxis.ticker = [int(x) for x in xs]
     tips = [("", "@label"), (content.over, "@x"), (content.title, "@y")]
     _hover(plot, tips, marks)

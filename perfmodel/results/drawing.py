@@ -94,7 +94,7 @@ def lines(over: str, series: Mapping[str, Sequence[Mapping[str, Any]]], title: s
     drawing = _empty(9, 7)
     drawing.suptitle(title)
     throughput, idle = drawing.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    drawn = _spread(list(series), MOST_LINES)
+    drawn = spread(list(series), MOST_LINES)
     for number, name in enumerate(drawn):
         style = {"color": f"C{number % 10}", "marker": "o" if number < 10 else "s"}
         _line(throughput, over, "throughput_samples_per_s", series[name], style, name)
@@ -266,7 +266,7 @@ def bars(names: Sequence[str], rows: Sequence[Mapping[str, Any]], title: str) ->
     ------
     InputError : matplotlib is not installed.
     """
-    drawn = _spread(list(zip(names, rows, strict=True)), MOST_BARS)
+    drawn = spread(list(zip(names, rows, strict=True)), MOST_BARS)
     drawing = _empty(10, 1.5 + 0.35 * len(drawn))
     drawing.suptitle(title)
     throughput, idle = drawing.subplots(1, 2, sharey=True, width_ratios=[2, 1])
@@ -311,10 +311,10 @@ def stacks(names: Sequence[str], parts: Sequence[Mapping[str, float]], unit: str
     return drawing
 
 
-def _spread(items: Sequence[T], most: int) -> list[T]:
+def spread(items: Sequence[T], most: int) -> list[T]:
     """All items, or as many spread evenly over them.
 
-    >>> _spread("abcdef", 3), _spread("ab", 3)
+    >>> spread("abcdef", 3), spread("ab", 3)
     (['a', 'c', 'e'], ['a', 'b'])
     """
     few = min(len(items), most)

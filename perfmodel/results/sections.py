@@ -197,8 +197,8 @@ def _timeline(p: Prediction) -> Section:
         name=name,
         title=heading,
         text=[
-            "Zoom with the wheel or two fingers, drag to move, and point at a block for details. "
-            "Entries of the legend hide and show a kind of operation."
+            "Zoom with the wheel, drag to move along time and down to servers and links, and point "
+            "at a block for details. Entries of the legend hide and show a kind of operation."
         ],
         figure=timeline(found),
         tables=[Table("Busy time of each resource", columns, busy_s(found))],

@@ -172,6 +172,38 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         what = "a sample of all workers" if self.per_sample else "mean iteration of a worker"
         return stacks(names, parts, what)
 
+    def report(self, path: str | Path | None = None) -> str:
+        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+
+        Raises
+        ------
+        InputError : Bokeh is not installed; the place cannot be written.
+        """
+        from perfmodel.reporting import page
+        from perfmodel.reporting.contents import Page, Section, Stacks
+        from perfmodel.reporting.rows import table
+
+        parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
+        kinds = [kind for kind in WORDS if any(kind in part for part in parts)]
+        stacked = {kind: [part.get(kind, 0.0) for part in parts] for kind in kinds}
+        what = "a sample of all workers" if self.per_sample else "mean iteration of a worker"
+        times = [{"job": name, **part} for name, part in zip(self.names, parts, strict=True)]
+        whole = [dict.fromkeys(("job", *kinds), 0.0) | row for row in times]
+        best = self.predictions[self.best].throughput_samples_per_s
+        sections = [
+            Section(
+                name="time",
+                title="Where the time goes",
+                text=self.text,
+                figure=Stacks(self.names, stacked, f"{what} (s)"),
+                tables=[table(f"Seconds of {what}", whole)],
+            ),
+            Section(name="jobs", title="All jobs", tables=[table("Jobs", self.rows())]),
+        ]
+        answer = [("Fastest", f"{best:.4g} samples/s", self.names[self.best])]
+        title = f"Comparison: {self.title}" if self.title else "Comparison"
+        return page.html(Page(title=title, answer=answer, sections=sections), path)
+
     def to_image(self, ending: str) -> bytes:
         """The figure as a png, svg or pdf file.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -262,6 +263,62 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             [(each.time_s / HOUR_S, each.cost_usd) for each in self.ranked],
             self.first.label,
         )
+
+    def report(self, path: str | Path | None = None) -> str:
+        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+
+        Raises
+        ------
+        InputError : Bokeh is not installed; the place cannot be written.
+        """
+        from perfmodel.reporting import page
+        from perfmodel.reporting.contents import Lines, Page, Section, Series
+        from perfmodel.reporting.rows import table
+
+        first, ranked = self.first, list(self.ranked)
+        shown: list[tuple[str, str, Sequence[Candidate | Trade]]] = [
+            ("not beaten in both", "steps", self.front),
+            ("ranked", "points", ranked),
+        ]
+        series = [
+            Series(
+                name=name,
+                style=style,
+                x=[each.time_s / HOUR_S for each in some],
+                y=[each.cost_usd for each in some],
+                labels=[f"{each.nodes} x {each.instance}, {each.architecture}" for each in some],
+            )
+            for name, style, some in shown
+        ]
+        front = Lines(series=series, over="time (h)", title="cost (USD)", log_x=True, log_y=True)
+        said = [self.why, *self.notes]
+        if self.change is not None:
+            helps = f"{self.change.change}, {self.change.gain:.3g} times as good"
+            said.append(f"What would help most: {helps}.")
+        parts = [
+            Section(name="why", title="The choice", text=[f"{first.label}.", *said]),
+            Section(
+                name="front",
+                title="Time against money",
+                figure=front,
+                tables=[table("Candidates", self.rows())],
+            ),
+            Section(
+                name="prices",
+                title="Prices",
+                text=self.left_out,
+                tables=[table("Prices", [msgspec.to_builtins(each) for each in self.prices])],
+            ),
+        ]
+        low, high = first.cost_interval_usd
+        soon, late = (f"{end / HOUR_S:.4g} h" for end in first.time_interval_s)
+        answer = [
+            ("Cost", f"{first.cost_usd:.4g} USD", f"{low:.4g} to {high:.4g} in 9 of 10 runs"),
+            ("Time", f"{first.time_s / HOUR_S:.4g} h", f"{soon} to {late} in 9 of 10 runs"),
+            ("Really the best", f"{self.probability:.0%}", "probability among those predicted"),
+        ]
+        title = f"Plan for {self.objective}: {first.nodes} x {first.instance}"
+        return page.html(Page(title=title, answer=answer, sections=parts), path)
 
     def to_image(self, ending: str) -> bytes:
         """The figure as a png, svg or pdf file.

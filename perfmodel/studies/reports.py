@@ -365,7 +365,9 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
             "Throughput over the number of workers, with the interval that contains 9 of 10 "
             f"measured runs. The job has {workers}."
         ],
-        figure=Lines(series=series, over="workers", title=f"throughput ({rate})", log=True),
+        figure=Lines(
+            series=series, over="workers", title=f"throughput ({rate})", log_x=True, log_y=True
+        ),
         tables=[Table("Scaling", columns, [msgspec.structs.astuple(each) for each in points])],
     )
 

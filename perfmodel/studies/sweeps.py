@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -28,10 +28,15 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from perfmodel.reporting.contents import Figure as Drawing
+
 SCHEMA = "perfmodel.sweep/1"
 
 NATURAL = ("workers", "bandwidth_bytes_per_s", "batch_size", "global_batch_size", "latency_s")
 """Preferred x axes of a figure, where they vary; after these, any other number."""
+
+MOST_BANDS = 3
+"""Lines of a page up to which each has the band of its interval."""
 
 Progress = shards.Progress
 
@@ -149,6 +154,76 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             rest = {name: value for name, value in point.items() if name != over}
             series.setdefault(label(rest), []).append(row)
         return lines(over, series, self.title)
+
+    def report(self, path: str | Path | None = None) -> str:
+        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+
+        Raises
+        ------
+        InputError : Bokeh is not installed; the place cannot be written.
+        """
+        from perfmodel.reporting import page
+        from perfmodel.reporting.contents import Page, Section
+        from perfmodel.reporting.rows import table
+
+        rows, names = self.rows(), [label(point) or "job" for point in self.points]
+        best = max(range(len(rows)), key=lambda i: rows[i]["throughput_samples_per_s"])
+        answer = [
+            ("Jobs", str(len(rows)), f"{len(self.skipped)} impossible" if self.skipped else ""),
+            ("Fastest", f"{rows[best]['throughput_samples_per_s']:.4g} samples/s", names[best]),
+        ]
+        parts = [
+            Section(name="throughput", title="Throughput", figure=self._drawn("throughput")),
+            Section(name="idle", title="Idle devices", figure=self._drawn("idle")),
+            Section(
+                name="jobs", title="All jobs", text=self.notes, tables=[table("Jobs", rows)]
+            ),
+        ]
+        if self.skipped:
+            skipped = [{"job": label(s.point), "reason": s.reason} for s in self.skipped]
+            left_out = table("Impossible jobs", skipped)
+            parts.append(Section(name="skipped", title="Left out", tables=[left_out]))
+        title = f"Sweep: {self.title}" if self.title else "Sweep"
+        return page.html(Page(title=title, answer=answer, sections=parts), path)
+
+    def _drawn(self, what: Literal["throughput", "idle"]) -> Drawing:
+        """The figure of a page: lines over a number, or bars."""
+        from perfmodel.reporting.contents import Lines, Series, Stacks
+        from perfmodel.results.drawing import MOST_BARS, MOST_LINES, geometric, spread
+
+        key, words = {
+            "throughput": ("throughput_samples_per_s", "throughput (samples/s)"),
+            "idle": ("idle_fraction", "fraction of the time"),
+        }[what]
+        over, rows = self._drawn_over(), self.rows()
+        if over is None:
+            bars = spread(list(zip(self.points, rows, strict=True)), MOST_BARS)
+            names = [label(point) or "job" for point, _ in bars]
+            return Stacks(names, {what: [row[key] for _, row in bars]}, words)
+        found: dict[str, list[Row]] = {}
+        for point, row in zip(self.points, rows, strict=True):
+            rest = {name: value for name, value in point.items() if name != over}
+            if row[over] is not None:
+                found.setdefault(label(rest) or what, []).append(row)
+        series = []
+        for name in spread(list(found), MOST_LINES):
+            line = sorted(found[name], key=lambda row: row[over])
+            ends = [(r["low_samples_per_s"], r["high_samples_per_s"]) for r in line]
+            band = what == "throughput" and len(found) <= MOST_BANDS
+            whole = band and all(low is not None for low, _ in ends)
+            series.append(
+                Series(
+                    name=name,
+                    x=[row[over] for row in line],
+                    y=[row[key] for row in line],
+                    low=[low for low, _ in ends] if whole else (),
+                    high=[high for _, high in ends] if whole else (),
+                )
+            )
+        log = geometric(sorted({x for each in series for x in each.x}))
+        return Lines(
+            series=series, over=over, title=words, log_x=log, log_y=log and what == "throughput"
+        )
 
     def to_image(self, ending: str) -> bytes:
         """The figure as a png, svg or pdf file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -131,6 +132,62 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         if not any(points.values()):
             raise InputError("plot: no case has a step time")
         return drawing.against(points, "step time (s)")
+
+    def report(self, path: str | Path | None = None) -> str:
+        """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
+
+        Raises
+        ------
+        InputError : Bokeh is not installed; the place cannot be written.
+        """
+        from perfmodel.reporting import page
+        from perfmodel.reporting.contents import Lines, Page, Section, Series
+        from perfmodel.reporting.rows import table
+
+        timed = [(o, o.scores["step_s"]) for o in self.outcomes if "step_s" in o.scores]
+        series = [
+            Series(
+                name=group,
+                style="points",
+                x=[score.measured for o, score in timed if o.group == group],
+                y=[score.predicted for o, score in timed if o.group == group],
+                labels=[o.name for o, _ in timed if o.group == group],
+            )
+            for group in dict.fromkeys(o.group for o, _ in timed)
+        ]
+        if timed:
+            values = [v for _, score in timed for v in (score.measured, score.predicted)]
+            ends = [min(values), max(values)]
+            series.append(Series(name="equal", x=ends, y=ends, style="dashed"))
+        figure = Lines(
+            series=series, over="measured (s)", title="predicted (s)", log_x=True, log_y=True
+        )
+        groups = [
+            {"group": group, "measure": measure, **msgspec.to_builtins(summary)}
+            for group, found in self.summaries().items()
+            for measure, summary in found.items()
+        ]
+        cases = [
+            {"case": o.name, "group": o.group, "measure": measure, "measured": score.measured}
+            | {"predicted": score.predicted, "error": score.error, "source": o.source}
+            for o in self.outcomes
+            for measure, score in o.scores.items()
+        ]
+        parts = [
+            Section(name="errors", title="Errors by group", tables=[table("Errors", groups)]),
+            Section(
+                name="cases",
+                title="Step times, predicted and measured",
+                figure=figure if timed else None,
+                tables=[table("Cases", cases)],
+            ),
+        ]
+        inside = self.coverage().get("all")
+        answer = [("Cases", str(len(self.outcomes)), f"in {len(self.groups)} groups")]
+        if inside is not None:
+            answer.append(("Inside the interval", f"{inside:.0%}", "90 % expected"))
+        title = "Predictions beside measurements"
+        return page.html(Page(title=title, answer=answer, sections=parts), path)
 
     def to_image(self, ending: str) -> bytes:
         """The figure in the format that a file name's ending asks for (png, svg, pdf)."""
