@@ -177,8 +177,19 @@ def shown(cell: Cell, unit: str = "") -> str:
         return f"{cell * 100.0:.3g} %"
     if unit == "ratio":
         return _change(cell)
-    text = str(cell) if isinstance(cell, int) else f"{cell:.4g}"
-    return f"{text} {unit}".strip()
+    return f"{_figures(cell)} {unit}".strip()
+
+
+def _figures(value: float) -> str:
+    """A number with four significant digits; whole numbers, and large ones, without an exponent.
+
+    >>> _figures(123456), _figures(22057.3), _figures(0.00012345)
+    ('123456', '22060', '0.0001234')
+    """
+    if isinstance(value, int):
+        return str(value)
+    text = f"{value:.4g}"
+    return f"{float(text):.0f}" if 1e4 <= abs(value) < 1e12 else text
 
 
 def _change(ratio: float) -> str:

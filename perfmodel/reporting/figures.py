@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,7 +45,10 @@ COLOURS = dict(
 ROW_PX, MOST_ROWS = 18, 32
 """Height of a row of a timeline, and rows that are visible at once."""
 
-WORDS_ABOVE = 24
+PHONE_PX = 330
+"""Width of a figure on a phone."""
+
+LONGEST_NAME = 24
 """Longest name on an axis; longer ones are cut."""
 
 
@@ -77,8 +81,8 @@ def _plot(height: int, **more: Any) -> Plot:
     return plot
 
 
-def _legend(plot: Plot, place: str = "above") -> None:
-    """Put the legend where it hides no data, with entries that hide and show what they name."""
+def _legend(plot: Plot) -> None:
+    """Put the legend above, as wide as a phone, with entries that hide and show what they name."""
     for legend in plot.legend:
         legend.orientation = "horizontal"
         legend.location = "left"
@@ -88,8 +92,10 @@ def _legend(plot: Plot, place: str = "above") -> None:
         legend.border_line_color = None
         legend.padding = legend.margin = 2
         legend.spacing = 8
-        legend.ncols = 3 if len(legend.items) > 3 else len(legend.items) or 1
-        plot.add_layout(legend, place)
+        longest = max(len(str(item.label.value)) for item in legend.items)
+        legend.ncols = max(1, min(len(legend.items), PHONE_PX // (34 + 7 * longest)))
+        plot.height += 20 * (math.ceil(len(legend.items) / legend.ncols) - 1)
+        plot.add_layout(legend, "above")
 
 
 def _hover(plot: Plot, tooltips: Sequence[tuple[str, str]], renderers: Sequence[Any]) -> None:
@@ -102,7 +108,7 @@ def _short(names: Sequence[str]) -> list[str]:
     """Names that fit beside an axis, all different."""
     found: list[str] = []
     for name in names:
-        text = name if len(name) <= WORDS_ABOVE else f"{name[: WORDS_ABOVE - 1]}…"
+        text = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
         while text in found:
             text += " "
         found.append(text)

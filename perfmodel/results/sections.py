@@ -37,7 +37,7 @@ def answer(p: Prediction) -> list[tuple[str, str, str]]:
     found = [
         (
             "Throughput",
-            f"{p.throughput_samples_per_s:.4g} samples/s",
+            shown(p.throughput_samples_per_s, "samples/s"),
             _range(between.throughput_samples_per_s, "") if between else "",
         ),
         (

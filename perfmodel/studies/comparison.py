@@ -180,7 +180,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         InputError : Bokeh is not installed; the place cannot be written.
         """
         from perfmodel.reporting import page
-        from perfmodel.reporting.contents import Page, Section, Stacks
+        from perfmodel.reporting.contents import Page, Section, Stacks, shown
         from perfmodel.reporting.rows import table
 
         parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
@@ -200,7 +200,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             ),
             Section(name="jobs", title="All jobs", tables=[table("Jobs", self.rows())]),
         ]
-        answer = [("Fastest", f"{best:.4g} samples/s", self.names[self.best])]
+        answer = [("Fastest", shown(best, "samples/s"), self.names[self.best])]
         title = f"Comparison: {self.title}" if self.title else "Comparison"
         return page.html(Page(title=title, answer=answer, sections=sections), path)
 

@@ -306,8 +306,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             Section(
                 name="prices",
                 title="Prices",
-                text=self.left_out,
-                tables=[table("Prices", [msgspec.to_builtins(each) for each in self.prices])],
+                tables=[
+                    table("Prices", [msgspec.to_builtins(each) for each in self.prices]),
+                    table("Left out", [{"what": each} for each in self.left_out]),
+                ],
             ),
         ]
         low, high = first.cost_interval_usd

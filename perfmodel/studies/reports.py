@@ -2,7 +2,7 @@
 
 The prediction, what its assumptions are worth, how the job scales by both routes, and what would
 make it faster. Assumptions and changes are predicted by formulas; the points of the scaling curve
-are simulated where that takes little time.
+are simulated too where the job is, as far as that takes little time.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def report(
     did(2)
     effects = sensitivity(**given)
     did(3)
-    scaling = _scaled(arguments, found if fine and run.get("iterations") is None else None, rel_ci)
+    scaling = _scaled(arguments, found, rel_ci)
     did(4)
     advice = advise(**given, fidelity="coarse")
     did(5)
@@ -190,12 +190,10 @@ def report(
 
 
 def _scaled(
-    arguments: Mapping[str, Any], known: Prediction | None, rel_ci: float
+    arguments: Mapping[str, Any], found: Prediction, rel_ci: float
 ) -> tuple[Scaled, ...]:
-    """Throughput over workers: powers of two up to twice as many, by formulas and simulated.
-
-    ``known`` is the simulated prediction of the job itself, None where it is not wanted or none.
-    """
+    """Throughput over workers: powers of two up to twice as many, by formulas, and simulated where
+    the prediction ``found`` of the job itself is."""
     count = arguments.get("workers", 1)
     numbers = sorted({*(2**k for k in range((2 * count).bit_length())), count})
     rest = {name: value for name, value in arguments.items() if name != "workers"}
@@ -208,10 +206,11 @@ def _scaled(
             return []
 
     formulas = {p.workers: p for p in over("coarse", numbers, api.MOST_OPS)}
-    others = [n for n in numbers if known is None or n != count]
-    simulated = {p.workers: p for p in over("fine", others, SCALING_OPS)}
-    if known is not None:
-        simulated[count] = known
+    simulated = {}
+    if found.fidelity == "fine":
+        known = [found] if found.iterations is None else []
+        others = [n for n in numbers if n not in [p.workers for p in known]]
+        simulated = {p.workers: p for p in (*over("fine", others, SCALING_OPS), *known)}
     return tuple(
         _point(n, simulated.get(n), formulas.get(n))
         for n in numbers
@@ -286,13 +285,13 @@ def _sensitivity(found: Sensitivity) -> Section:
     names = [Column("assumption"), Column("assumed"), Column("why"), Column("source")]
     p = found.prediction
     how = "by formulas" if p.fidelity == "coarse" else "simulated"
+    rate = shown(p.throughput_samples_per_s, "samples/s")
     return Section(
         name="assumptions",
         title="What was assumed, and what it is worth",
         text=[
             "The throughput with each assumption halved and doubled, switched over, or replaced by "
-            f"another word; all predicted {how}, relative to {p.throughput_samples_per_s:.4g} "
-            "samples/s. The largest effects come first."
+            f"another word; all predicted {how}, relative to {rate}. The largest effects are first."
         ],
         figure=_tornado([e for e in found.effects if e.swing >= LEAST_SWING][:MOST_BARS]),
         tables=[

@@ -32,6 +32,9 @@ SCHEMA = "perfmodel.sensitivity/1"
 FACTORS = (0.5, 2.0)
 """What numbers are multiplied by."""
 
+COMPUTE = "compute time"
+"""Of a step: an assumption where it is estimated, not measured."""
+
 Arguments = Mapping[str, Any]
 Change = tuple[Any, dict[str, Any]]
 """Another value of an assumption, and the arguments of the job that has it."""
@@ -119,7 +122,7 @@ def sensitivity(
     progress: Progress | None = None,
     **arguments: Any,
 ) -> Sensitivity:
-    """Predict what each assumption of a job is worth.
+    """Predict what each assumption of a job is worth, and its compute time where that is estimated.
 
     Parameters
     ----------
@@ -143,11 +146,14 @@ def sensitivity(
     job = api.make_job(**given)
     now = api.predict(job, fidelity=fidelity, tolerance=tolerance, **asked)
     asked["fidelity"] = now.fidelity
+    assumed = [*now.assumptions]
+    if job.workload.quality == "estimated":
+        assumed.append(Assumption(COMPUTE, job.workload.compute_s, "s", "estimated"))
     found = []
-    for done, assumption in enumerate(now.assumptions, 1):
+    for done, assumption in enumerate(assumed, 1):
         found.append(_effect(assumption, job, given, now, asked))
         if progress is not None:
-            progress(done, len(now.assumptions))
+            progress(done, len(assumed))
     found.sort(key=lambda each: -each.swing)
     return Sensitivity(prediction=now, effects=tuple(found))
 
@@ -192,8 +198,11 @@ def _changes(assumption: Assumption, job: Job, given: Arguments) -> Iterator[Cha
     elif name == "jitter" and job.jitter is not None:
         for cv in _others(job.jitter.cv, float):
             yield cv, {**given, "jitter": msgspec.structs.replace(job.jitter, cv=cv)}
-    elif assumption.unit == "of the roofline" and not job.islands:
-        yield from _efficiencies(assumption, job, given)
+    elif name == COMPUTE and not job.islands:
+        rest = {key: value for key, value in given.items() if key not in WORKLOAD}
+        for factor in FACTORS:
+            workload = job.workload.scaled("compute_s", factor)
+            yield workload.compute_s, {**rest, "workload": workload}
     elif name in PARTS and assumption.source.startswith(f"cluster {job.cluster.name}"):
         links = ("bandwidth_bytes_per_s", "latency_s")  # the job's cluster has them
         rest = {key: value for key, value in given.items() if key not in links}
@@ -224,14 +233,6 @@ def _others(value: Any, kind: Any) -> Iterator[Any]:
             other = int(value * factor) if isinstance(value, int) else value * factor
             if other:
                 yield other
-
-
-def _efficiencies(assumption: Assumption, job: Job, given: Arguments) -> Iterator[Change]:
-    """Other efficiencies of an estimated device: its computation takes the inverse of the time."""
-    rest = {key: value for key, value in given.items() if key not in WORKLOAD}
-    for value in _at_most_one(float(assumption.value or 0.0)):
-        slower = float(assumption.value or 0.0) / value
-        yield value, {**rest, "workload": job.workload.scaled("compute_s", slower)}
 
 
 def _at_most_one(value: float) -> Iterator[float]:

@@ -163,14 +163,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         InputError : Bokeh is not installed; the place cannot be written.
         """
         from perfmodel.reporting import page
-        from perfmodel.reporting.contents import Page, Section
+        from perfmodel.reporting.contents import Page, Section, shown
         from perfmodel.reporting.rows import table
 
         rows, names = self.rows(), [label(point) or "job" for point in self.points]
         best = max(range(len(rows)), key=lambda i: rows[i]["throughput_samples_per_s"])
         answer = [
             ("Jobs", str(len(rows)), f"{len(self.skipped)} impossible" if self.skipped else ""),
-            ("Fastest", f"{rows[best]['throughput_samples_per_s']:.4g} samples/s", names[best]),
+            ("Fastest", shown(rows[best]["throughput_samples_per_s"], "samples/s"), names[best]),
         ]
         parts = [
             Section(name="throughput", title="Throughput", figure=self._drawn("throughput")),

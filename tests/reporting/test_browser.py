@@ -1,0 +1,214 @@
+"""Pages in a real browser: nothing is loaded, nothing goes wrong, and the figures work.
+
+Needs the package playwright, and Chromium as the distribution has it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from perfmodel import compare, make_job, plan, report, sweep
+from perfmodel.validation import shipped_cases, validate
+from tests.reporting.pages import tables
+
+pytest.importorskip("bokeh", reason="needs the extra 'report'")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium"),
+]
+
+MOST_BYTES, MOST_S = 3_000_000, 2.0
+"""Size of the page of 64 workers, and the time in which it opens."""
+
+WIDE, PHONE = (1200, 900), (390, 844)
+
+
+class Opened(NamedTuple):
+    """A page, what it asked for, what went wrong in it, and how long it took to open."""
+
+    page: Any
+    requests: list[str]
+    wrong: list[str]
+    seconds: float
+
+    def run(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+    def range(self) -> list[float]:
+        """The x-range of the timeline."""
+        found: list[float] = self.run(
+            "(() => { const r = Bokeh.documents.flatMap((d) => [...d.all_models])"
+            ".find((m) => m.name === 'timeline').x_range; return [r.start, r.end]; })()"
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def opened(
+    browser: Any,
+    path: Path,
+    size: tuple[int, int] = WIDE,
+    scheme: str = "light",
+    touch: bool = False,
+) -> Opened:
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, has_touch=touch
+    )
+    page = context.new_page()
+    requests: list[str] = []
+    wrong: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "console",
+        lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None,
+    )
+    begin = time.perf_counter()
+    page.goto(path.as_uri())
+    page.wait_for_function(
+        "document.documentElement.dataset.painted || typeof Bokeh === 'undefined'"
+    )
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return Opened(page, requests, wrong, time.perf_counter() - begin)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of 64 workers, with all that there can be in a timeline."""
+    path = tmp_path_factory.mktemp("report") / "64.html"
+    report(model="resnet50", device="v100", arch="ps", workers=64, options={"servers": 4}).to_html(
+        path
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of each kind of result."""
+    folder = tmp_path_factory.mktemp("pages")
+    job = {"model": "resnet18", "workers": 4}
+    results: dict[str, Any] = {
+        "lines": sweep(**job | {"workers": [1, 2, 4, 8], "arch": ["ring", "ps"]}),
+        "words": sweep(**job, arch=["ring", "ps"]),
+        "comparison": compare([make_job(**job, arch=a) for a in ("ring", "ps", "asp")]),
+        "plan": plan(model="resnet50", dataset_size=10_000, workers=[4, 8], fidelity="coarse"),
+        "validation": validate(shipped_cases(), fidelity="coarse"),
+    }
+    for name, result in results.items():
+        result.report(folder / f"{name}.html")
+    report(**job, arch="asp", jitter=0.2).to_html(folder / "job.html")
+    return {path.stem: path for path in folder.iterdir()}
+
+
+def test_a_large_report_is_small_and_opens_fast(browser: Any, large: Path) -> None:
+    assert large.stat().st_size < MOST_BYTES
+    opened(browser, large).page.close()  # the browser has started
+    found = opened(browser, large)
+    assert found.wrong == []
+    assert found.seconds < MOST_S
+
+
+@pytest.mark.parametrize("name", ["job", "lines", "words", "comparison", "plan", "validation"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_loaded_and_nothing_goes_wrong(
+    browser: Any, pages: dict[str, Path], name: str, scheme: str
+) -> None:
+    found = opened(browser, pages[name], scheme=scheme)
+    assert found.requests == [pages[name].as_uri()]
+    assert found.wrong == []
+    assert found.run("document.querySelectorAll('.figure').length") == found.run(
+        "document.querySelectorAll('.figure .bk-Figure').length"
+    )
+    assert found.run("document.documentElement.dataset.painted") == scheme
+
+
+def test_canary_a_request_and_an_error_are_seen(
+    browser: Any, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "wrong.html"
+    text = pages["words"].read_text(encoding="utf-8")
+    planted = '<img src="missing.png"><script>console.error("planted")</script><footer>'
+    path.write_text(text.replace("<footer>", planted), encoding="utf-8")
+    found = opened(browser, path)
+    assert (tmp_path / "missing.png").as_uri() in found.requests
+    assert "planted" in found.wrong
+
+
+@pytest.mark.parametrize("name", ["job", "lines", "comparison", "plan", "validation"])
+def test_a_phone_does_not_scroll_sideways(browser: Any, pages: dict[str, Path], name: str) -> None:
+    found = opened(browser, pages[name], PHONE, touch=True)
+    assert found.run("document.documentElement.scrollWidth") <= PHONE[0]
+    assert found.wrong == []
+
+
+def test_the_wheel_zooms_the_timeline_and_dragging_moves_it(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    found = opened(browser, pages["job"])
+    start, end = found.range()
+    figure = found.page.locator("#timeline .bk-Figure")
+    figure.scroll_into_view_if_needed()
+    box = figure.bounding_box()
+    x, y = box["x"] + 0.6 * box["width"], box["y"] + 0.5 * box["height"]
+    found.page.mouse.move(x, y)
+    assert found.range() == [start, end]
+    found.page.mouse.wheel(0, -300)
+    found.page.wait_for_timeout(300)
+    near, far = found.range()
+    assert far - near < 0.95 * (end - start)
+    assert near >= start
+    assert far <= end
+    found.page.mouse.down()
+    found.page.mouse.move(x - 60, y, steps=5)
+    found.page.mouse.up()
+    found.page.wait_for_timeout(300)
+    moved = found.range()
+    assert moved[0] > near
+    assert moved[1] - moved[0] == pytest.approx(far - near, rel=1e-6)
+    assert found.wrong == []
+
+
+def test_pointing_at_a_block_says_what_it_is(browser: Any, pages: dict[str, Path]) -> None:
+    found = opened(browser, pages["job"])
+    figure = found.page.locator("#timeline .bk-Figure")
+    figure.scroll_into_view_if_needed()
+    box = figure.bounding_box()
+    said = ""
+    for step in range(20):  # workers are busy most of the time, but there are gaps
+        found.page.mouse.move(box["x"] + box["width"] * (0.3 + 0.03 * step), box["y"] + 90)
+        found.page.wait_for_timeout(50)
+        said = found.run(
+            "[...document.querySelectorAll('.bk-Figure')].map((f) => f.shadowRoot)"
+            ".filter((r) => r).flatMap((r) => [...r.querySelectorAll('.bk-Tooltip')])"
+            ".map((t) => (t.shadowRoot || t).textContent).join(' ')"
+        )
+        if "worker" in said:
+            break
+    assert "worker" in said
+
+
+def test_the_tables_of_the_browser_are_those_of_the_file(
+    browser: Any, pages: dict[str, Path]
+) -> None:
+    found = opened(browser, pages["job"])
+    seen = found.run(
+        "Object.fromEntries([...document.querySelectorAll('table')].map((t) => [t.dataset.name,"
+        "[...t.tBodies[0].rows].map((r) => [...r.cells].map((c) => c.dataset.value))]))"
+    )
+    assert seen == tables(pages["job"].read_text(encoding="utf-8"))
+    assert len(seen) >= 8

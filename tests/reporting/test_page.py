@@ -1,0 +1,128 @@
+"""Pages: their tables are the results, and they load nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel import compare, make_job, plan, predict, report, sweep
+from perfmodel.studies.reports import Report
+from perfmodel.validation import shipped_cases, validate
+from tests.reporting.pages import loads, tables
+
+pytest.importorskip("bokeh", reason="needs the extra 'report'")
+
+JOB: dict[str, Any] = {"model": "resnet18", "arch": "asp", "workers": 3}
+
+
+@pytest.fixture(scope="module")
+def made() -> Report:
+    return report(**JOB)
+
+
+@pytest.fixture(scope="module")
+def text(made: Report) -> str:
+    return made.to_html()
+
+
+def mismatches(text: str, values: dict[str, Any]) -> list[str]:
+    """Tables of a report's page that differ from its JSON."""
+    found = tables(text)
+    p, i = values["prediction"], values["prediction"]["interval"]
+    expected: dict[str, list[list[Any]]] = {
+        "Prediction and 90 % interval": [
+            [
+                "throughput (samples/s)",
+                p["throughput_samples_per_s"],
+                *i["throughput_samples_per_s"],
+            ],
+            ["iteration", p["iteration_s"], *i["iteration_s"]],
+            ["idle fraction", p["idle_fraction"]["mean"], *i["idle_fraction"]],
+            ["staleness (updates)", p["staleness"]["mean"], *i["staleness"]],
+            ["memory of a worker", p["memory"]["worker_bytes"], None, None],
+        ],
+        "Idle time by cause": [
+            [cause.replace("_", " "), share]
+            for cause, share in p["idle_fraction"]["by_cause"].items()
+        ],
+        "Idle time by worker": [*map(list, enumerate(p["idle_fraction"]["per_worker"]))],
+        "Staleness histogram": [
+            [int(value), share]
+            for value, share in sorted(
+                p["staleness"]["histogram"].items(), key=lambda item: int(item[0])
+            )
+        ],
+        "Scaling": [list(row.values()) for row in values["scaling"]],
+        "What assumptions are worth": [
+            [row["assumption"], row["value"], row["alternative"]]
+            + [row["throughput_samples_per_s"], row["ratio"], row["source"]]
+            for row in values["sensitivity"]
+            if not row["unvaried"]
+        ],
+        "What if": [
+            [row[key] for key in ("change", "flags", "gain", "low", "high", "recommended", "price")]
+            for row in values["advice"]
+        ],
+    }
+    wanted = {
+        name: [["" if cell is None else str(cell) for cell in row] for row in rows]
+        for name, rows in expected.items()
+        if rows
+    }
+    return [name for name, rows in wanted.items() if found.get(name) != rows]
+
+
+def test_the_tables_are_those_of_the_json(text: str, made: Report) -> None:
+    assert mismatches(text, made.to_dict()) == []
+
+
+def test_canary_a_wrong_number_is_seen(text: str, made: Report) -> None:
+    exact = str(made.prediction.throughput_samples_per_s)
+    wrong = text.replace(exact, f"{exact}1")
+    assert "Prediction and 90 % interval" in mismatches(wrong, made.to_dict())
+
+
+def test_a_page_loads_nothing(text: str) -> None:
+    assert loads(text) == []
+
+
+def test_canary_what_a_page_loads_is_seen(text: str) -> None:
+    for more in ('<img src="http://x/a.png">', '<link href="a.css">', "<style>@import 'a'</style>"):
+        assert len(loads(text.replace("<footer>", f"{more}<footer>"))) == 1
+
+
+def test_names_cannot_change_the_page() -> None:
+    evil = "<script>alert(1)</script>"
+    found = predict(make_job(**JOB), fidelity="coarse")
+    import msgspec
+
+    text = msgspec.structs.replace(found, model=evil).report()
+    assert evil not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_a_coarse_prediction_says_why_it_has_no_timeline() -> None:
+    text = predict(make_job(**JOB), fidelity="coarse").report()
+    assert "a coarse prediction has no timeline" in text
+
+
+def test_every_result_has_a_page(tmp_path: Path) -> None:
+    lines = sweep(model="resnet18", arch=["ring", "ps"], workers=[1, 2, 4])
+    words = sweep(model="resnet18", arch=["ring", "ps"], workers=2)
+    jobs = [make_job(**{**JOB, "arch": arch}) for arch in ("ring", "ps")]
+    both = compare(jobs, fidelity="coarse")
+    path = tmp_path / "sweep.html"
+    shown = tables(lines.report(path))
+    assert path.stat().st_size > 1e6
+    rates = [str(row["throughput_samples_per_s"]) for row in lines.rows()]
+    assert [row[2] for row in shown["Jobs"]] == rates
+    assert len(tables(words.report())["Jobs"]) == 2
+    assert len(tables(both.report())["Jobs"]) == 2
+    chosen = plan(model="resnet50", dataset_size=10_000, workers=[4, 8], fidelity="coarse")
+    rows = tables(chosen.report())["Candidates"]
+    assert len(rows) == len(chosen.rows())
+    checked = validate(shipped_cases()[:5], fidelity="coarse")
+    cases = tables(checked.report())["Cases"]
+    assert len(cases) == sum(len(each.scores) for each in checked.outcomes)

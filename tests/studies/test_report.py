@@ -1,0 +1,125 @@
+"""The report of a job: what it has, and that it can be made again from what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from perfmodel import InputError, Report, make_job, predict, read_job, report
+from perfmodel.base.provenance import Source
+from perfmodel.cli import cli
+from perfmodel.inputs.cluster import Cluster, Link
+from perfmodel.inputs.job import Jitter, Straggler
+
+JOB: dict[str, Any] = {"model": "resnet18", "arch": "asp", "workers": 3}
+needs_bokeh = pytest.mark.skipif(
+    importlib.util.find_spec("bokeh") is None, reason="needs the extra 'report'"
+)
+
+
+@pytest.fixture(scope="module")
+def found() -> Report:
+    return report(**JOB, dataset_size=1000, epochs=2)
+
+
+def test_it_has_both_routes_and_the_training(found: Report) -> None:
+    assert found.prediction.fidelity == "fine"
+    assert found.prediction.training is not None
+    again = predict(make_job(**JOB))
+    assert found.prediction.throughput_samples_per_s == again.throughput_samples_per_s
+    formulas = predict(make_job(**JOB), fidelity="coarse")
+    assert found.coarse is not None
+    assert found.coarse.throughput_samples_per_s == formulas.throughput_samples_per_s
+
+
+def test_the_scaling_curve_goes_through_the_answer(found: Report) -> None:
+    assert [each.workers for each in found.scaling] == [1, 2, 3, 4]
+    here = found.scaling[2]
+    p = found.prediction
+    assert here.fine_samples_per_s == p.throughput_samples_per_s
+    assert p.interval is not None
+    ends = (here.low_samples_per_s, here.high_samples_per_s)
+    assert ends == p.interval.throughput_samples_per_s
+    two = predict(make_job(**{**JOB, "workers": 2}))
+    assert found.scaling[1].fine_samples_per_s == two.throughput_samples_per_s
+
+
+def test_a_job_that_does_not_scale_has_no_curve_beyond_itself() -> None:
+    straggler = (Straggler(2, 2.0),)
+    found = report(**JOB, stragglers=straggler, fidelity="coarse")
+    assert [each.workers for each in found.scaling] == [3, 4]
+    assert found.coarse is None
+    assert found.scaling[0].fine_samples_per_s is None
+
+
+def test_the_job_file_is_the_job(found: Report, tmp_path: Path) -> None:
+    given = {
+        **JOB,
+        "jitter": Jitter(0.1, "gamma", "op"),
+        "stragglers": (Straggler(1, 1.5),),
+        "options": {"servers": 2},
+        "bandwidth_bytes_per_s": 2e9,
+    }
+    made = report(**given, fidelity="coarse")
+    assert made.job is not None
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(made.job))
+    assert make_job(**read_job(path)) == make_job(**given)
+    assert found.job == {"schema": "perfmodel.job/1", **JOB}
+
+
+def test_objects_of_a_program_have_no_job_file() -> None:
+    where = Cluster(name="own", nic=Link(1e9), source=Source("estimated", "a test"))
+    assert report(**JOB, cluster=where, fidelity="coarse").job is None
+
+
+def test_global_batches_are_shared_by_other_numbers_of_workers() -> None:
+    given = {**JOB, "workers": 2, "global_batch_size": 32}
+    found = report(**given, fidelity="coarse")
+    assert found.prediction.batch_size == 16
+    four = predict(make_job(**{**JOB, "workers": 4, "batch_size": 8}), fidelity="coarse")
+    rates = {each.workers: each.coarse_samples_per_s for each in found.scaling}
+    assert rates[4] == four.throughput_samples_per_s
+
+
+@needs_bokeh
+def test_the_command_writes_a_page_and_can_be_given_again(tmp_path: Path) -> None:
+    path, again = tmp_path / "report.html", tmp_path / "again.html"
+    flags = ["report", "--model", "resnet18", "--arch", "ring", "--workers", "2", "--fidelity"]
+    first = CliRunner().invoke(cli, [*flags, "coarse", "--output", str(path), "--json"])
+    assert first.exit_code == 0, first.output
+    said = json.loads(first.stdout)
+    assert said["command"].startswith("perfmodel report --model resnet18")
+    words = shlex.split(said["command"].replace(str(path), str(again)))
+    second = CliRunner().invoke(cli, words[1:])
+    assert second.exit_code == 0, second.output
+    assert json.loads(second.stdout)["prediction"] == said["prediction"]
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_without_the_extra_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    monkeypatch.setitem(sys.modules, "bokeh.plotting", None)
+    text = r"reports need Bokeh: pip install 'perfmodel\[report\]'"
+    with pytest.raises(InputError, match=text):
+        predict(make_job(**JOB), fidelity="coarse").report()
+    flags = ["report", "--model", "resnet18", "--output", str(tmp_path / "a.html")]
+    ended = CliRunner().invoke(cli, flags)
+    assert isinstance(ended.exception, InputError)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_bokeh
+def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    flags = ["report", "--model", "resnet18", "--output", str(tmp_path / "no" / "a.html")]
+    ended = CliRunner().invoke(cli, flags)
+    assert isinstance(ended.exception, InputError)

@@ -1,0 +1,124 @@
+"""What assumptions are worth: each alternative is the job with that value, predicted."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from perfmodel import InputError, Sensitivity, make_job, predict, sensitivity
+from perfmodel.inputs import catalogue
+from perfmodel.studies.sensitivity import Effect
+
+JOB: dict[str, Any] = {"model": "vgg16", "device": "v100", "arch": "ps", "workers": 8}
+
+
+@pytest.fixture(scope="module")
+def found() -> Sensitivity:
+    return sensitivity(**JOB)
+
+
+def effect(of: Sensitivity, name: str) -> Effect:
+    return next(each for each in of.effects if each.assumption.name == name)
+
+
+def rate(**changes: Any) -> float:
+    return predict(make_job(**{**JOB, **changes}), fidelity="coarse").throughput_samples_per_s
+
+
+CASES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "bandwidth": [
+        (0.625e9, {"bandwidth_bytes_per_s": 0.625e9}),
+        (2.5e9, {"bandwidth_bytes_per_s": 2.5e9}),
+    ],
+    "latency": [(12.5e-6, {"latency_s": 12.5e-6}), (50e-6, {"latency_s": 50e-6})],
+    "batch_size": [(8, {"batch_size": 8}), (32, {"batch_size": 32})],
+    "servers": [(2, {"options": {"servers": 2}})],
+    "overlap": [(False, {"options": {"overlap": False}})],
+    "sync": [("asp", {"options": {"sync": "asp"}}), ("ssp", {"options": {"sync": "ssp"}})],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_alternative_is_the_job_with_that_value(found: Sensitivity, name: str) -> None:
+    alternatives = effect(found, name).alternatives
+    assert sorted(each.value for each in alternatives) == [value for value, _ in CASES[name]]
+    now = found.prediction.throughput_samples_per_s
+    for value, changes in CASES[name]:
+        one = next(each for each in alternatives if each.value == value)
+        assert one.throughput_samples_per_s == pytest.approx(rate(**changes), rel=1e-9)
+        assert one.ratio == pytest.approx(rate(**changes) / now, rel=1e-9)
+
+
+def test_canary_another_value_has_another_throughput(found: Sensitivity) -> None:
+    low, _ = effect(found, "bandwidth").alternatives
+    assert low.throughput_samples_per_s != pytest.approx(rate(bandwidth_bytes_per_s=0.5e9), rel=0.1)
+
+
+def test_the_largest_effect_comes_first(found: Sensitivity) -> None:
+    swings = [each.swing for each in found.effects]
+    assert swings == sorted(swings, reverse=True)
+    ratios = [other.ratio for other in found.effects[0].alternatives]
+    assert swings[0] == max(abs(math.log(ratio)) for ratio in ratios) > 0.0
+
+
+def test_every_assumption_is_there_with_an_alternative_or_a_reason(found: Sensitivity) -> None:
+    said = {each.assumption for each in found.effects}
+    assert {a.name for a in said - set(found.prediction.assumptions)} == {"compute time"}
+    assert said >= set(found.prediction.assumptions)
+    assert all(bool(each.alternatives) != bool(each.unvaried) for each in found.effects)
+    assert effect(found, "cluster").unvaried == "a name or a rule"
+    assert effect(found, "jitter").unvaried == "0.0 has no half and no double"
+    rows = found.rows()
+    assert len(rows) == sum(max(len(each.alternatives), 1) for each in found.effects)
+    assert len(found.to_frame()) == len(rows)
+
+
+def test_an_efficiency_is_at_most_one(found: Sensitivity) -> None:
+    values = [each.value for each in effect(found, "efficiency").alternatives]
+    assert values == [pytest.approx(0.9415 / 2.0), 1.0]
+
+
+def test_links_of_nodes_that_differ_change_with_the_others() -> None:
+    where = catalogue.cluster_or_file("ethernet-10g")
+    given = {**JOB, "cluster": where}
+    assert not [e for e in sensitivity(**given).effects if e.assumption.name == "bandwidth"]
+
+
+def test_what_is_given_is_no_assumption() -> None:
+    found = sensitivity(**JOB, bandwidth_bytes_per_s=1e9, options={"servers": 4})
+    names = {each.assumption.name for each in found.effects}
+    assert {"bandwidth", "servers"}.isdisjoint(names)
+    low, _ = effect(found, "latency").alternatives
+    same = rate(bandwidth_bytes_per_s=1e9, latency_s=12.5e-6, options={"servers": 4})
+    assert low.throughput_samples_per_s == pytest.approx(same, rel=1e-9)
+
+
+def test_an_impossible_alternative_is_left_out_with_its_reason() -> None:
+    found = sensitivity(**JOB, options={"compression": "dgc"})
+    switch = effect(found, "local_aggregation")
+    assert switch.alternatives == ()
+    assert switch.unvaried.startswith("True: local_aggregation: cannot be combined")
+
+
+def test_simulations_are_compared_with_a_simulation() -> None:
+    small = {"model": "resnet18", "arch": "ps", "workers": 2}
+    found = sensitivity(**small, fidelity="fine")
+    assert found.prediction.fidelity == "fine"
+    switched = effect(found, "overlap").alternatives[0]
+    again = predict(make_job(**small, options={"overlap": False}))
+    assert switched.throughput_samples_per_s == again.throughput_samples_per_s
+
+
+def test_an_estimated_compute_time_is_an_assumption_too() -> None:
+    found = sensitivity(model="resnet18", device="a100", arch="ring", workers=1)
+    half, double = effect(found, "compute time").alternatives
+    assert (half.ratio, double.ratio) == (pytest.approx(2.0), pytest.approx(0.5))
+    measured = sensitivity(model="resnet18", arch="ring", workers=1)
+    assert not [e for e in measured.effects if e.assumption.name == "compute time"]
+
+
+def test_an_impossible_job_is_an_error() -> None:
+    with pytest.raises(InputError, match="unknown model"):
+        sensitivity(model="nothing")
