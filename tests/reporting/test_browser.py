@@ -28,6 +28,14 @@ pytestmark = [
 MOST_BYTES, MOST_S = 3_000_000, 2.0
 """Size of the page of 64 workers, and the time in which it opens."""
 
+TOOLTIPS = """(() => {
+    const all = (root) => [...root.querySelectorAll("*")].flatMap(
+        (e) => [e, ...(e.shadowRoot ? all(e.shadowRoot) : [])]);
+    return all(document).filter((e) => e.matches(".bk-Tooltip"))
+        .map((e) => (e.shadowRoot ?? e).textContent).join(" ");
+})()"""
+"""The text of all tooltips of a page."""
+
 WIDE, PHONE = (1200, 900), (390, 844)
 
 
@@ -192,11 +200,7 @@ def test_pointing_at_a_block_says_what_it_is(browser: Any, pages: dict[str, Path
     for step in range(20):  # workers are busy most of the time, but there are gaps
         found.page.mouse.move(box["x"] + box["width"] * (0.3 + 0.03 * step), box["y"] + 90)
         found.page.wait_for_timeout(50)
-        said = found.run(
-            "[...document.querySelectorAll('.bk-Figure')].map((f) => f.shadowRoot)"
-            ".filter((r) => r).flatMap((r) => [...r.querySelectorAll('.bk-Tooltip')])"
-            ".map((t) => (t.shadowRoot || t).textContent).join(' ')"
-        )
+        said = found.run(TOOLTIPS)
         if "worker" in said:
             break
     assert "worker" in said

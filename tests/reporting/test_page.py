@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfmodel import compare, make_job, plan, predict, report, sweep
@@ -13,6 +14,10 @@ from perfmodel.validation import shipped_cases, validate
 from tests.reporting.pages import loads, tables
 
 pytest.importorskip("bokeh", reason="needs the extra 'report'")
+
+OF_ASSUMPTIONS = (
+    *("assumption", "value", "alternative", "throughput_samples_per_s", "ratio", "source"),
+)
 
 JOB: dict[str, Any] = {"model": "resnet18", "arch": "asp", "workers": 3}
 
@@ -56,8 +61,7 @@ def mismatches(text: str, values: dict[str, Any]) -> list[str]:
         ],
         "Scaling": [list(row.values()) for row in values["scaling"]],
         "What assumptions are worth": [
-            [row["assumption"], row["value"], row["alternative"]]
-            + [row["throughput_samples_per_s"], row["ratio"], row["source"]]
+            [row[key] for key in OF_ASSUMPTIONS]
             for row in values["sensitivity"]
             if not row["unvaried"]
         ],
@@ -96,8 +100,6 @@ def test_canary_what_a_page_loads_is_seen(text: str) -> None:
 def test_names_cannot_change_the_page() -> None:
     evil = "<script>alert(1)</script>"
     found = predict(make_job(**JOB), fidelity="coarse")
-    import msgspec
-
     text = msgspec.structs.replace(found, model=evil).report()
     assert evil not in text
     assert "&lt;script&gt;alert(1)" in text
