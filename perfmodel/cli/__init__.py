@@ -25,7 +25,7 @@ COMMANDS = {
     "predict": ("predict", "Predict how fast a training job runs, and why."),
     "sweep": ("predict", "Predict every combination of lists of values."),
     "compare": ("predict", "Put jobs side by side, and say why one is faster than another."),
-    "report": ("report", "Write a page about a job, to look at in a browser."),
+    "report": ("report", "Write a page about a job, to be looked at in any browser."),
     "explain": ("predict", "Say which phase of an iteration rules, and where it stops ruling."),
     "advise": ("advise", "Say what would make a job faster: options, architectures, hardware."),
     "require": (

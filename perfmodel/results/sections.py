@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import show
@@ -19,19 +19,19 @@ from perfmodel.reporting.contents import (
 )
 from perfmodel.results.timeline import busy_s, resources, timeline
 
-if TYPE_CHECKING:
-    from perfmodel.results.prediction import Prediction
+Predicted = Any
+"""A :class:`perfmodel.results.prediction.Prediction`, which asks for its sections here."""
 
 MOST_BARS = 64
 """Staleness values that have a bar each; larger ones share the last."""
 
 
-def title(p: Prediction) -> str:
+def title(p: Predicted) -> str:
     """The job in one line."""
     return f"{p.model} on {p.workers} x {p.device}, {p.architecture}"
 
 
-def answer(p: Prediction) -> list[tuple[str, str, str]]:
+def answer(p: Predicted) -> list[tuple[str, str, str]]:
     """The figures at the top of a page: name, value, and its interval or a remark."""
     between = p.interval
     found = [
@@ -61,16 +61,16 @@ def answer(p: Prediction) -> list[tuple[str, str, str]]:
     return found
 
 
-def _bottleneck(p: Prediction) -> str:
+def _bottleneck(p: Predicted) -> str:
     """What takes the largest share of the critical chain."""
-    return p.bottleneck.text.partition(" takes ")[0]
+    return str(p.bottleneck.text).partition(" takes ")[0]
 
 
 def _range(ends: tuple[float, float], unit: str) -> str:
     return f"{shown(ends[0], unit)} to {shown(ends[1], unit)} in 9 of 10 runs"
 
 
-def sections(p: Prediction, *, assumptions: bool = True) -> list[Section]:
+def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
     """The sections of a prediction; that of its assumptions only where asked for."""
     found = [_answer(p)]
     if assumptions:
@@ -81,7 +81,7 @@ def sections(p: Prediction, *, assumptions: bool = True) -> list[Section]:
     return [*found, _utilisation(p)]
 
 
-def reproduce(p: Prediction, code: tuple[tuple[str, str], ...] = ()) -> Section:
+def reproduce(p: Predicted, code: tuple[tuple[str, str], ...] = ()) -> Section:
     """The section that says how to get the same result."""
     made = p.provenance
     inputs = json.dumps(made.inputs, indent=2)
@@ -96,7 +96,7 @@ def reproduce(p: Prediction, code: tuple[tuple[str, str], ...] = ()) -> Section:
     )
 
 
-def _answer(p: Prediction) -> Section:
+def _answer(p: Predicted) -> Section:
     i = p.interval
     rows: list[tuple[object, ...]] = [
         (
@@ -144,7 +144,7 @@ def _quantities(ends: tuple[float, float] | None, unit: str) -> tuple[Quantity |
     return (None, None) if ends is None else (Quantity(ends[0], unit), Quantity(ends[1], unit))
 
 
-def _assumptions(p: Prediction) -> Section:
+def _assumptions(p: Predicted) -> Section:
     rows = [(a.name, Quantity(a.value, a.unit), a.source) for a in p.assumptions]
     columns = [Column("assumption"), Column("value"), Column("source")]
     return Section(
@@ -154,13 +154,13 @@ def _assumptions(p: Prediction) -> Section:
     )
 
 
-def _parts(p: Prediction) -> dict[str, float]:
+def _parts(p: Predicted) -> dict[str, float]:
     """Seconds of an iteration by ``compute`` and the causes of waiting."""
     causes = {"compute": 1.0 - p.idle_fraction.mean, **p.idle_fraction.by_cause}
     return {cause: share * p.iteration_s for cause, share in causes.items()}
 
 
-def _time(p: Prediction) -> Section:
+def _time(p: Predicted) -> Section:
     parts = _parts(p)
     rows = [(kind.replace("_", " "), s, s / p.iteration_s) for kind, s in parts.items()]
     tables = [
@@ -186,7 +186,7 @@ def _time(p: Prediction) -> Section:
     )
 
 
-def _timeline(p: Prediction) -> Section:
+def _timeline(p: Predicted) -> Section:
     name, heading = "timeline", "Timeline of two iterations"
     try:
         found = resources(p.to_chrome_trace()["traceEvents"])
@@ -205,7 +205,7 @@ def _timeline(p: Prediction) -> Section:
     )
 
 
-def _idle(p: Prediction) -> Section:
+def _idle(p: Predicted) -> Section:
     idle = p.idle_fraction
     causes = {cause: share for cause, share in idle.by_cause.items() if share}
     rows = [(cause.replace("_", " "), share) for cause, share in idle.by_cause.items()]
@@ -259,7 +259,7 @@ def _staleness(histogram: Mapping[str, float], mean: float) -> Section:
     )
 
 
-def _utilisation(p: Prediction) -> Section:
+def _utilisation(p: Predicted) -> Section:
     use = p.utilisation
     rows = [
         (name, share)

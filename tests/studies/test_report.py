@@ -62,9 +62,10 @@ def test_a_job_that_does_not_scale_has_no_curve_beyond_itself() -> None:
 def test_the_job_file_is_the_job(found: Report, tmp_path: Path) -> None:
     given = {
         **JOB,
+        "arch": "ring",
         "jitter": Jitter(0.1, "gamma", "op"),
         "stragglers": (Straggler(1, 1.5),),
-        "options": {"servers": 2},
+        "options": {"bucketing": "layer"},
         "bandwidth_bytes_per_s": 2e9,
     }
     made = report(**given, fidelity="coarse")

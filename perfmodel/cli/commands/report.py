@@ -53,10 +53,11 @@ def report(
     as_json: bool,
     **run: int | None,
 ) -> None:
-    """Write a page about a job: look at it in any browser, without a network.
+    """Write a page about a job, to be looked at in any browser.
 
-    It shows the answer with its interval, what each assumption is worth, where the time goes, a
-    timeline of two iterations, idleness, staleness, the scaling curve, and what would be faster.
+    It needs no network. It shows the answer with its interval, what each assumption is worth, where
+    the time goes, a timeline of two iterations, idleness, staleness, the scaling curve, and what
+    would be faster.
 
     \b
     perfmodel report --model resnet50 --device v100 --arch ps --workers 8 --output report.html
