@@ -21,7 +21,6 @@ from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Job, Start, per_worker
 from perfmodel.inputs.options import described
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.rules import WORKLOAD
 from perfmodel.studies.sweeps import Progress, frame
 
 if TYPE_CHECKING:
@@ -147,8 +146,9 @@ def sensitivity(
     now = api.predict(job, fidelity=fidelity, tolerance=tolerance, **asked)
     asked["fidelity"] = now.fidelity
     assumed = [*now.assumptions]
-    if job.workload.quality == "estimated":
-        assumed.append(Assumption(COMPUTE, job.workload.compute_s, "s", "estimated"))
+    of_device = job.of_devices.workload
+    if of_device.quality == "estimated":
+        assumed.append(Assumption(COMPUTE, of_device.compute_s, "s", "estimated"))
     found = []
     for done, assumption in enumerate(assumed, 1):
         found.append(_effect(assumption, job, given, now, asked))
@@ -193,26 +193,21 @@ def _changes(assumption: Assumption, job: Job, given: Arguments) -> Iterator[Cha
         for word in _others(job.start, Start):
             yield word, {**given, "start": word}
     elif name == "batch_size" and "batch_size" not in given:
-        for size in _others(job.workload.batch_size // _samples(job), int):
+        for size in _others(assumption.value, int):
             yield size, {**given, "batch_size": size}
     elif name == "jitter" and job.jitter is not None:
         for cv in _others(job.jitter.cv, float):
             yield cv, {**given, "jitter": msgspec.structs.replace(job.jitter, cv=cv)}
-    elif name == COMPUTE and not job.islands:
-        rest = {key: value for key, value in given.items() if key not in WORKLOAD}
+    elif name == COMPUTE:
+        rest = {key: value for key, value in given.items() if key not in api.OF_WORKLOAD}
         for factor in FACTORS:
-            workload = job.workload.scaled("compute_s", factor)
+            workload = job.of_devices.workload.scaled("compute_s", factor)
             yield workload.compute_s, {**rest, "workload": workload}
-    elif name in PARTS and assumption.source.startswith(f"cluster {job.cluster.name}"):
+    elif name in PARTS and assumption.source.startswith("cluster "):
         links = ("bandwidth_bytes_per_s", "latency_s")  # the job's cluster has them
         rest = {key: value for key, value in given.items() if key not in links}
-        for value, cluster in PARTS[name](job.cluster):
+        for value, cluster in PARTS[name](job.of_devices.cluster):
             yield value, {**rest, "cluster": cluster}
-
-
-def _samples(job: Job) -> int:
-    """Batches of a device in one of the job's workload."""
-    return job.islands[0].samples if job.islands else 1
 
 
 def _others(value: Any, kind: Any) -> Iterator[Any]:

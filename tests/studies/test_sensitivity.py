@@ -80,10 +80,20 @@ def test_an_efficiency_is_at_most_one(found: Sensitivity) -> None:
     assert values == [pytest.approx(0.9415 / 2.0), 1.0]
 
 
-def test_links_of_nodes_that_differ_change_with_the_others() -> None:
+def test_a_cluster_that_is_given_is_no_assumption() -> None:
     where = catalogue.cluster_or_file("ethernet-10g")
     given = {**JOB, "cluster": where}
     assert not [e for e in sensitivity(**given).effects if e.assumption.name == "bandwidth"]
+
+
+def test_assumptions_of_islands_are_those_of_their_devices() -> None:
+    given = {**JOB, "workers": 2, "island_devices": 4}
+    found = sensitivity(**given)
+    for name, argument in (("bandwidth", "bandwidth_bytes_per_s"), ("batch_size", "batch_size")):
+        for other in effect(found, name).alternatives:
+            job = make_job(**given, **{argument: other.value})
+            same = predict(job, fidelity="coarse").throughput_samples_per_s
+            assert other.throughput_samples_per_s == pytest.approx(same, rel=1e-9)
 
 
 def test_what_is_given_is_no_assumption() -> None:
