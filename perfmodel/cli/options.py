@@ -155,6 +155,36 @@ def write_files(written: Sequence[tuple[str, bytes, str]]) -> None:
         click.echo(plain(f"wrote {path}{hint}"), err=True)
 
 
+page_option = click.option(
+    "--report",
+    "page",
+    metavar="FILE",
+    help="Write it as a page for a browser (extra: report).",
+)
+
+
+class Paged(Protocol):
+    """A result with a page."""
+
+    def report(self) -> str:
+        """The page as text."""
+
+
+def check_page(path: str | None) -> None:
+    """Refuse a page that cannot be made or written, before the work is done."""
+    if path is not None:
+        from perfmodel.reporting import page
+
+        page.check()
+        check_files(None, path)
+
+
+def write_page(found: Paged, path: str | None) -> None:
+    """Write the page of a result, if it was asked for."""
+    if path is not None:
+        write_files([(path, found.report().encode(), "; open it in a browser")])
+
+
 class Tabular(Protocol):
     """A result with a table, JSON and a figure."""
 

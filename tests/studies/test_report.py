@@ -105,6 +105,22 @@ def test_the_command_writes_a_page_and_can_be_given_again(tmp_path: Path) -> Non
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@needs_bokeh
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "sweep --model resnet18 --workers 1,2",
+        "compare --model resnet18 --workers 2 --arch ring,ps --fidelity coarse",
+        "plan --model resnet50 --dataset-size 1000 --workers 4 --fidelity coarse",
+    ],
+)
+def test_other_commands_write_pages_too(flags: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    ended = CliRunner().invoke(cli, [*flags.split(), "--report", str(path)])
+    assert ended.exit_code == 0, ended.output
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 def test_without_the_extra_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -116,6 +132,8 @@ def test_without_the_extra_one_line_says_what_to_install(
     flags = ["report", "--model", "resnet18", "--output", str(tmp_path / "a.html")]
     ended = CliRunner().invoke(cli, flags)
     assert isinstance(ended.exception, InputError)
+    flags = ["sweep", "--model", "resnet18", "--report", str(tmp_path / "a.html")]
+    assert isinstance(CliRunner().invoke(cli, flags).exception, InputError)
     assert list(tmp_path.iterdir()) == []
 
 

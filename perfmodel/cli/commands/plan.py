@@ -10,9 +10,11 @@ from perfmodel.cli.jobs import option_values
 from perfmodel.cli.options import (
     all_of,
     check_outputs,
+    check_page,
     executor_options,
     list_of,
     one,
+    page_option,
     progress,
     put_out,
     read_fraction,
@@ -21,6 +23,7 @@ from perfmodel.cli.options import (
     read_text,
     read_whole,
     write_files,
+    write_page,
 )
 
 LIMITS = {
@@ -131,6 +134,7 @@ _space = all_of(
 @click.option("--parquet", metavar="FILE", help="Write them as Parquet (extra: parquet).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw time and cost as png, svg or pdf.")
+@page_option
 def plan(
     instances: str | None,
     options: tuple[str, ...],
@@ -140,6 +144,7 @@ def plan(
     parquet: str | None,
     as_json: bool,
     plot: str | None,
+    page: str | None,
     **given: Any,
 ) -> None:
     """Choose instances, workers, architecture and batch size for a training.
@@ -151,6 +156,7 @@ def plan(
     perfmodel plan --model resnet50 --dataset-size 1281167 --epochs 90 --objective cost --deadline 24h
     """  # noqa: E501
     check_outputs(csv, as_json, plot, parquet)
+    check_page(page)
     from perfmodel.studies import executors
     from perfmodel.studies.plan_search import PlanLimits
     from perfmodel.studies.planning import plan as choose
@@ -171,6 +177,7 @@ def plan(
         )
     if parquet is not None:
         write_files([(parquet, found.to_parquet(), "")])
+    write_page(found, page)
     if put_out(found, csv, as_json, plot):
         from perfmodel.cli.printing import plan as report
 

@@ -12,13 +12,16 @@ from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
 from perfmodel.cli.options import (
     check_files,
     check_outputs,
+    check_page,
     ending,
     executor_options,
     one,
+    page_option,
     progress,
     put_out,
     read_number,
     write_files,
+    write_page,
 )
 
 if TYPE_CHECKING:
@@ -123,6 +126,7 @@ def predict(
 @click.option("--parquet", metavar="FILE", help="Write the table as Parquet (extra: parquet).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+@page_option
 def sweep(
     flags: JobFlags,
     how: ModelFlags,
@@ -134,6 +138,7 @@ def sweep(
     parquet: str | None,
     as_json: bool,
     plot: str | None,
+    page: str | None,
 ) -> None:
     """Predict every combination of lists of values.
 
@@ -147,6 +152,7 @@ def sweep(
     from perfmodel.studies import executors, sweeps
 
     check_outputs(csv, as_json, plot, parquet)
+    check_page(page)
     arguments = {**how.arguments(), **flags.arguments(flags.job, lists=True)}
     with executors.opened(processes, dask) as executor, progress() as advance:
         found = sweeps.sweep(
@@ -158,6 +164,7 @@ def sweep(
         )
     if parquet is not None:
         write_files([(parquet, found.to_parquet(), "")])
+    write_page(found, page)
     if put_out(found, csv, as_json, plot):
         from perfmodel.cli.printing import studies
 
@@ -170,7 +177,10 @@ def sweep(
 @model_options("fine")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
-def compare(flags: JobFlags, how: ModelFlags, as_json: bool, plot: str | None) -> None:
+@page_option
+def compare(
+    flags: JobFlags, how: ModelFlags, as_json: bool, plot: str | None, page: str | None
+) -> None:
     """Put jobs side by side, and say why one is faster than another.
 
     The jobs are files, every combination of lists of values as in perfmodel sweep, or both.
@@ -182,6 +192,7 @@ def compare(flags: JobFlags, how: ModelFlags, as_json: bool, plot: str | None) -
     from perfmodel.studies import comparison
 
     check_files(plot)
+    check_page(page)
     asked = how.arguments()
     paths: tuple[str | None, ...] = flags.job or (None,)
     found = comparison.gathered([(path, flags.arguments(path, lists=True)) for path in paths])
@@ -189,6 +200,7 @@ def compare(flags: JobFlags, how: ModelFlags, as_json: bool, plot: str | None) -
         answer = comparison.compare(found.jobs, found.names, **asked, progress=advance)
     if plot is not None:
         write_files([(plot, answer.to_image(ending(plot)), "")])
+    write_page(answer, page)
     if as_json:
         click.echo(answer.to_json())
     else:

@@ -9,7 +9,7 @@ import click
 
 from perfmodel.base.errors import InputError
 from perfmodel.cli.jobs import JobFlags, ModelFlags, job_options, model_options
-from perfmodel.cli.options import check_files, progress, write_files
+from perfmodel.cli.options import check_page, progress, write_files
 
 ARGUMENTS = "perfmodel.arguments"
 """Key of the arguments as they were typed, in the context of the command."""
@@ -62,13 +62,11 @@ def report(
     \b
     perfmodel report --model resnet50 --device v100 --arch ps --workers 8 --output report.html
     """
-    from perfmodel.reporting import page
     from perfmodel.studies import reports
 
     if run["iterations"] is not None and how.fidelity != "fine":
         raise InputError("--iterations: only a simulation has a start; needs --fidelity fine")
-    page.check()
-    check_files(None, output)
+    check_page(output)
     arguments: dict[str, Any] = {**how.arguments(), **flags.arguments(flags.job)}
     arguments |= {name: value for name, value in run.items() if value is not None}
     command = shlex.join(["perfmodel", "report", *context.meta[ARGUMENTS]])

@@ -7,7 +7,17 @@ from typing import Any
 import click
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.options import check_files, ending, one, progress, read_fraction, write_files
+from perfmodel.cli.options import (
+    check_files,
+    check_page,
+    ending,
+    one,
+    page_option,
+    progress,
+    read_fraction,
+    write_files,
+    write_page,
+)
 
 
 @click.command()
@@ -33,6 +43,7 @@ from perfmodel.cli.options import check_files, ending, one, progress, read_fract
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
+@page_option
 @click.pass_context
 def validate(
     context: click.Context,
@@ -45,6 +56,7 @@ def validate(
     statistic: Any,
     as_json: bool,
     plot: str | None,
+    page: str | None,
 ) -> None:
     """Predict jobs that were measured, and say how far off the predictions are.
 
@@ -61,6 +73,7 @@ def validate(
     from perfmodel.validation import validate as validate_
 
     check_files(plot)
+    check_page(page)
     if statistic is not None and tolerance is None:
         raise InputError("--statistic: needs --tolerance")
     if (workload is None) != (cluster is None):
@@ -74,6 +87,7 @@ def validate(
         answer = validate_(found or cases_.shipped_cases(), fidelity=fidelity, progress=advance)
     if plot is not None:
         write_files([(plot, answer.to_image(ending(plot)), "")])
+    write_page(answer, page)
     if as_json:
         click.echo(answer.to_json())
     else:
