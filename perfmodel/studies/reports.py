@@ -1,8 +1,8 @@
 """Everything about a job in one result, and the page that shows it.
 
 The prediction, what its assumptions are worth, how the job scales by both routes, and what would
-make it faster. Assumptions and changes are predicted by formulas; the points of the scaling curve
-are simulated too where the job is, as far as that takes little time.
+make it faster. Assumptions are predicted by formulas; points of the scaling curve and changes are
+simulated as well, as far as that takes little time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from perfmodel.studies.sweeps import Progress, sweep
 
 SCHEMA = "perfmodel.report/1"
 
-SCALING_OPS = 2e6
-"""Operations that a point of the scaling curve may take: about two seconds."""
+QUICK: Mapping[str, Any] = {"rel_ci": 0.03, "max_ops": 1e6}
+"""How the points of the scaling curve, and changes, are simulated: about a second each at most, as
+their intervals are much wider than that."""
 
 MOST_BARS, LEAST_SWING = 16, 1e-3
 """Assumptions that are drawn, and the least change of the throughput (of its logarithm)."""
@@ -72,7 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     prediction, coarse : the prediction, and that of the formulas where the first is simulated.
     sensitivity : what the assumptions are worth, by formulas.
     scaling : the throughput over the number of workers.
-    advice : what would make it faster, by formulas.
+    advice : what would make it faster, simulated where formulas are not exact enough.
     """
 
     schema: str = SCHEMA
@@ -174,9 +175,9 @@ def report(
     did(2)
     effects = sensitivity(**given)
     did(3)
-    scaling = _scaled(arguments, found, rel_ci)
+    scaling = _scaled(arguments, found)
     did(4)
-    advice = advise(**given, fidelity="coarse")
+    advice = advise(**given, fidelity="auto" if fine else "coarse", **QUICK)
     did(5)
     return Report(
         command=command,
@@ -189,28 +190,26 @@ def report(
     )
 
 
-def _scaled(
-    arguments: Mapping[str, Any], found: Prediction, rel_ci: float
-) -> tuple[Scaled, ...]:
+def _scaled(arguments: Mapping[str, Any], found: Prediction) -> tuple[Scaled, ...]:
     """Throughput over workers: powers of two up to twice as many, by formulas, and simulated where
     the prediction ``found`` of the job itself is."""
     count = arguments.get("workers", 1)
     numbers = sorted({*(2**k for k in range((2 * count).bit_length())), count})
     rest = {name: value for name, value in arguments.items() if name != "workers"}
 
-    def over(fidelity: api.Fidelity, numbers: Sequence[int], max_ops: float) -> list[Prediction]:
-        how: dict[str, Any] = {"fidelity": fidelity, "rel_ci": rel_ci, "max_ops": max_ops}
+    def over(fidelity: api.Fidelity, numbers: Sequence[int]) -> list[Prediction]:
         try:
-            return [*sweep(**rest, workers=list(numbers), **how).predictions]
+            found = sweep(**rest, workers=list(numbers), fidelity=fidelity, **QUICK)
+            return [*found.predictions]
         except InputError:  # none of them is a job that can be predicted so
             return []
 
-    formulas = {p.workers: p for p in over("coarse", numbers, api.MOST_OPS)}
+    formulas = {p.workers: p for p in over("coarse", numbers)}
     simulated = {}
     if found.fidelity == "fine":
         known = [found] if found.iterations is None else []
         others = [n for n in numbers if n not in [p.workers for p in known]]
-        simulated = {p.workers: p for p in (*over("fine", others, SCALING_OPS), *known)}
+        simulated = {p.workers: p for p in (*over("fine", others), *known)}
     return tuple(
         _point(n, simulated.get(n), formulas.get(n))
         for n in numbers
@@ -383,7 +382,8 @@ def _advice(found: Advice) -> Section:
     ]
     names = ("change", "flags", "gain", "low", "high", "recommended", "price")
     rows = [tuple(row[name] for name in names) for row in found.rows()]
-    text = "Changes of the throughput, predicted by formulas; sure where the whole interval gains."
+    how = "by formulas" if found.prediction.fidelity == "coarse" else "by simulation"
+    text = f"Times the throughput, predicted {how}; sure where the whole interval is above 1."
     return Section(
         name="advice",
         title="What would make it faster",
