@@ -27,11 +27,12 @@ PALETTE = (
     "#d55e00",
     "#cc79a7",
     "#56b4e9",
-    "#8c8c8c",
-    "#b8a800",
+    "#8833ff",
+    "#773300",
 )
 """Colours that people with any kind of colour blindness can tell apart, on white and on black:
-those of Okabe and Ito ("Color Universal Design", 2008), but for grey and a darker yellow."""
+those of Okabe and Ito ("Color Universal Design", 2008), with violet and brown for black and yellow,
+which cannot be seen on one of both."""
 
 COLOURS = dict(
     zip(
