@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import gcd, lcm
 from types import TracebackType
 from typing import NamedTuple
@@ -140,6 +141,15 @@ class Simulation:
         if self._go(rounds) == codes.STUCK:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
 
+    def steps(self, rounds: int, instants: int) -> Iterator[None]:
+        """Run until every group has ended ``rounds`` iterations, and pause every so many
+        ``instants`` on the way, and at the end."""
+        while (status := self._go(rounds, instants)) == codes.PAUSED:
+            yield
+        if status == codes.STUCK:
+            raise DeadlockError(describe_deadlock(self.graph, self.world))
+        yield
+
     def change_over(self, loop: Loop) -> None:
         """Go on with the compiled loop: records become arrays."""
         self._loop, self._may_change = loop, False
@@ -195,12 +205,13 @@ class Simulation:
         done = column(self.world, "groups", "iterations")
         return int(done.max() - done.min()) if len(done) else 0
 
-    def _go(self, rounds: int) -> int:
-        """Run the event loop, with regular breaks so that it can be interrupted."""
+    def _go(self, rounds: int, instants: int | None = None) -> int:
+        """Run the event loop, with regular breaks so that it can be interrupted; at most so many
+        ``instants``."""
         while True:
             if self._may_change and (loop := arrived()) is not None:
                 self.change_over(loop)
-            status = self._loop.advance(self._handle, rounds, _INSTANTS)
+            status = self._loop.advance(self._handle, rounds, instants or _INSTANTS)
             if status == codes.FULL:
                 self._take_log()
                 if crowded(self.world):
@@ -208,7 +219,7 @@ class Simulation:
                     self._handle = self._loop.handle(self.world)
             elif status >= codes.UNOPENED:
                 raise PerfmodelError(describe_fault(self.graph, self.world, status))
-            elif status != codes.PAUSED:
+            elif status != codes.PAUSED or instants is not None:
                 return status
             elif self._ahead() > STARVED:
                 raise DeadlockError(describe_starvation(self.graph, self.world))

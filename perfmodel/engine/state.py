@@ -130,6 +130,14 @@ def in_flight(world: World) -> tuple[NDArray[Any], NDArray[np.float64]]:
     return ops, level - routes["served"] - since
 
 
+def moved_bytes(world: World) -> NDArray[np.float64]:
+    """Bytes moved along each route so far, shape (routes,)."""
+    moving, left = in_flight(world)
+    moved = np.array(world.moved, _F)
+    np.subtract.at(moved, column(world, "ops", "route")[moving], left)
+    return moved
+
+
 def totals(graph: OpGraph, world: World) -> Totals:
     """Counters and sums so far, including the completed part of running ops."""
     one = {name: column(world, "state", name)[0].item() for name in _COUNTED}
@@ -144,9 +152,6 @@ def totals(graph: OpGraph, world: World) -> Totals:
         at = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(len(holding))
         held = np.repeat(since, counts) * graph.hold_units[at]
         np.add.at(slot_busy, graph.hold_slots[at], held)
-    moving, left = in_flight(world)
-    moved = np.array(world.moved, _F)
-    np.subtract.at(moved, column(world, "ops", "route")[moving], left)
     return Totals(
         time=one["now"],
         rounds=one["slowest"],
@@ -154,7 +159,7 @@ def totals(graph: OpGraph, world: World) -> Totals:
         probe_seconds=column(world, "probes", "seconds").copy(),
         probe_count=column(world, "probes", "count").copy(),
         slot_busy=slot_busy,
-        moved=moved,
+        moved=moved_bytes(world),
         walks=one["walks"],
         raised=one["raised"],
         gap_seconds=one["gap_seconds"],

@@ -1,73 +1,355 @@
-"""A timeline as events of a Chrome trace."""
+"""A window of a simulation as a Chrome trace, the JSON that Perfetto opens.
+
+The format is "Trace Event Format" (Google, 2016), in the part that Perfetto reads:
+
+- metadata (``M``): names and order of processes and threads;
+- complete events (``X``): an op on a resource, or an iteration of a worker;
+- flow events (``s``, ``f``): an arrow from an op to the one that waited for it;
+- counters (``C``): use of a link, queue at a resource, staleness of updates.
+
+Process 0 is the network as a whole, process i + 1 is node i. Times are in microseconds, whole
+nanoseconds: Perfetto rounds to these, and slices that touch would overlap if their starts and
+durations were rounded apart. Perfetto colours a slice by its name, so the name is the kind of op
+and the arguments say which op it is; other viewers take the colour from ``cname``.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from perfmodel.base.arrays import NONE
 from perfmodel.engine.measures import Span
+from perfmodel.engine.window import Window
 from perfmodel.graph.op_graph import OpGraph, block_of
+from perfmodel.graph.rules import Choice
+
+COLOURS = {
+    "forward": "thread_state_running",
+    "backward": "rail_animation",
+    "update": "terrible",
+    "optimizer": "terrible",
+    "apply": "terrible",
+    "iteration": "grey",
+}
+"""Reserved colour names of the format, by kind of op."""
+
+TRANSFER, OTHER = "thread_state_iowait", "generic_work"
+"""Colour of ops that move bytes, and of all others."""
+
+SMALLEST_CHANGE = 1e-6
+"""Change of the use of a link that is shown."""
+
+SAME_TIME = 1e-9
+"""Tolerance for rounding when an op is compared with the end of the op that it waited for."""
+
+Event = dict[str, Any]
 
 
-def chrome_trace(graph: OpGraph, spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Complete events ("X"), a process per node and a thread per resource, times in microseconds.
+class Track(NamedTuple):
+    """Where a slice is drawn: process and thread."""
 
-    ``spans`` are ordered by start. A resource with several concurrent ops gets as many
-    threads, because overlapping events on one thread are shown as nested. Process 0 is the network
-    as a whole, process i + 1 is node i. Events name the links that their op uses. The format is
-    "Trace Event Format" (Google, 2016).
+    process: int
+    thread: int
+
+
+def chrome_trace(graph: OpGraph, window: Window) -> dict[str, Any]:
+    """The window as a JSON object: ``traceEvents``, and ``otherData`` that says what is shown.
+
+    A resource with several concurrent ops gets as many threads, because slices that overlap on one
+    thread are drawn as nested.
     """
-    events: list[dict[str, Any]] = []
-    names: dict[tuple[int, int], str] = {}
-    free_at: dict[tuple[int, str], list[tuple[int, float]]] = defaultdict(list)
+    tracks = _Tracks(graph)
+    slices = [*_iterations(graph, window, tracks), *_ops(graph, window.spans, tracks)]
+    drawn = {(e["op"], e["args"]["iteration"]): e for e in slices if "op" in e}
+    timed = [
+        *slices,
+        *_arrows(graph, window.spans, drawn),
+        *_link_use(graph, window),
+        *_queues(graph, window),
+        *_staleness(graph, window),
+    ]
+    # at one time slices come before the arrows that begin or end in them, and those that take no
+    # time before others, which would otherwise enclose them
+    timed.sort(key=lambda e: (e["ts"], e["ph"] != "X", e.get("dur", 0.0)))
+    for event in slices:
+        event.pop("op", None)
+    return {
+        "traceEvents": [*tracks.metadata(window), *timed],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "iterations": shown(window),
+            "first_iteration": window.first,
+            "last_iteration": window.last,
+            "steady_state_from": window.settled,
+            "begin_s": window.begin_s,
+            "end_s": window.end_s,
+        },
+    }
+
+
+def shown(window: Window) -> str:
+    """Which iterations are shown, in words."""
+    state = f"steady state, reached after {window.settled}"
+    if not window.steady:
+        state = f"before the steady state, reached after {window.settled}"
+    return f"iterations {window.first} to {window.last} of worker {window.slowest} ({state})"
+
+
+class _Tracks:
+    """Processes and threads, made as they are needed."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph = graph
+        self._lanes: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+        self._names: dict[Track, str] = {}
+        self._order: dict[Track, int] = {}
+
+    def place(self, place: int, name: str, order: int, begin_ns: int, end_ns: int) -> Track:
+        """A thread of that resource of a node that is free from ``begin_ns`` on."""
+        lanes = self._lanes[place, name]
+        lane = next((k for k, (_, free_ns) in enumerate(lanes) if free_ns <= begin_ns), len(lanes))
+        thread = lanes[lane][0] if lane < len(lanes) else len(self._names)
+        lanes[lane : lane + 1] = [(thread, end_ns)]
+        track = Track(place + 1, thread)
+        if track not in self._names:
+            self._names[track] = name if lane == 0 else f"{name} ({lane + 1})"
+            self._order[track] = order
+        return track
+
+    def metadata(self, window: Window) -> Iterator[Event]:
+        """Names and order of all processes and threads."""
+        members = _members(self._graph)
+        processes = {track.process for track in self._names}
+        processes |= {int(place) + 1 for place in self._graph.link_place}
+        for process in sorted(processes):
+            name = "network" if process == 0 else f"node {process - 1}{members[process - 1]}"
+            yield _metadata("process_name", process, name=name)
+            yield _metadata("process_sort_index", process, sort_index=process)
+            yield _metadata("process_labels", process, labels=shown(window))
+        ranks = sorted(self._names, key=lambda track: (self._order[track], track.thread))
+        for rank, track in enumerate(ranks):
+            yield _metadata("thread_name", *track, name=self._names[track])
+            yield _metadata("thread_sort_index", *track, sort_index=rank)
+
+
+def _metadata(what: str, process: int, thread: int | None = None, **values: Any) -> Event:
+    where = {"pid": process} if thread is None else {"pid": process, "tid": thread}
+    return {"name": what, "ph": "M", **where, "args": values}
+
+
+def _members(graph: OpGraph) -> defaultdict[int, str]:
+    """By node the workers and servers on it, such as `` (worker 0, server 1)``."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for block in graph.slots:
+        if [axis for axis, _ in block.axes] in (["worker"], ["server"]):
+            for slot in range(block.first, block.first + block.size):
+                name = block.name(slot).removeprefix(block.label).strip()
+                if name not in found[int(graph.slot_place[slot])]:
+                    found[int(graph.slot_place[slot])].append(name)
+    named = {place: f" ({', '.join(names)})" for place, names in found.items()}
+    return defaultdict(str, named)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _us(nanoseconds: int) -> float:
+    return nanoseconds / 1e3
+
+
+def _slice(
+    name: str, track: Track, begin_ns: int, end_ns: int, colour: str, args: dict[str, Any]
+) -> Event:
+    return {
+        "name": name,
+        "cat": name,
+        "ph": "X",
+        "ts": _us(begin_ns),
+        "dur": _us(end_ns - begin_ns),
+        "pid": track.process,
+        "tid": track.thread,
+        "cname": colour,
+        "args": args,
+    }
+
+
+def _iterations(graph: OpGraph, window: Window, tracks: _Tracks) -> Iterator[Event]:
+    """The iterations of each worker that overlap the window."""
+    ends = {(mark.op, mark.iteration): mark.end_s for mark in window.marks}
+    groups = zip(graph.group_mark.tolist(), graph.group_device.tolist(), strict=True)
+    for group, (mark, device) in enumerate(groups):
+        for iteration in sorted(i for op, i in ends if op == mark):
+            begin_s, end_s = ends.get((mark, iteration - 1)), ends[mark, iteration]
+            if begin_s is None or end_s <= window.begin_s or begin_s >= window.end_s:
+                continue
+            span = _ns(begin_s), _ns(end_s)
+            place = int(graph.slot_place[device])
+            track = tracks.place(place, f"iterations of worker {group}", 0, *span)
+            args = {"iteration": iteration}
+            made = _slice("iteration", track, *span, COLOURS["iteration"], args)
+            yield made | {"name": f"iteration {iteration}"}
+
+
+def _ops(graph: OpGraph, spans: Sequence[Span], tracks: _Tracks) -> Iterator[Event]:
+    """The ops on their resources; ``op`` is for the arrows."""
+    resources = _Resources(graph)
+    for span in sorted(spans, key=lambda span: (_ns(span.start_s), _ns(span.end_s))):
+        place, name, order = resources.of(span.op)
+        begin_ns, end_ns = _ns(span.start_s), _ns(span.end_s)
+        label = block_of(graph.ops, span.op).label
+        moves = bool(graph.op_bytes[span.op] > 0.0)
+        args = {
+            "operation": graph.op_name(span.op),
+            "iteration": span.iteration,
+            "queued_us": (span.start_s - span.ready_s) * 1e6,
+            "bytes": float(graph.op_bytes[span.op]),
+                "links": [graph.link_name(int(link)) for link in graph.path(span.op)],
+        }
+        colour = COLOURS.get(label, TRANSFER if moves else OTHER)
+        track = tracks.place(place, name, order, begin_ns, end_ns)
+        yield _slice(label, track, begin_ns, end_ns, colour, args) | {"op": span.op}
+
+
+class _Resources:
+    """Where ops are drawn: at the slot they hold, or else at a link."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self._graph = graph
+        self._devices = set(graph.group_device.tolist())
+        self._drawn = dict(_links_of_draws(graph))
+
+    def of(self, op: int) -> tuple[int, str, int]:
+        """Node (NONE for the network as a whole), name and rank of the op's resource."""
+        graph = self._graph
+        slots, path = graph.held(op), graph.path(op)
+        if len(slots):
+            slot = int(slots[0])
+            rank = 1 if slot in self._devices else 2
+            return int(graph.slot_place[slot]), graph.slot_name(slot), rank
+        link = int(path[0]) if len(path) else self._drawn.get(op, NONE)
+        if link != NONE:
+            return int(graph.link_place[link]), graph.link_name(link), 3
+        return NONE, "synchronisation", 4
+
+
+def _links_of_draws(graph: OpGraph) -> Iterator[tuple[int, int]]:
+    """Ops that draw their route, with the first or the last link if all alternatives share it."""
+    for rule in graph.rules:
+        if not isinstance(rule, Choice) or rule.routes is None:
+            continue
+        for op, routes in zip(rule.ops.tolist(), rule.routes, strict=True):
+            taken = routes[routes != NONE]
+            for link in (graph.route_start[taken], graph.route_start[taken + 1] - 1):
+                links = set(graph.route_links[link].tolist())
+                if len(links) == 1:
+                    yield op, links.pop()
+                    break
+
+
+def _latencies_s(graph: OpGraph) -> dict[int, list[float]]:
+    """Latencies of the alternatives of ops that draw one."""
+    return {
+        op: latency_s.tolist()
+        for rule in graph.rules
+        if isinstance(rule, Choice)
+        for op, latency_s in zip(rule.ops.tolist(), rule.latency_s, strict=True)
+    }
+
+
+def _arrows(
+    graph: OpGraph, spans: Sequence[Span], drawn: dict[tuple[int, int], Event]
+) -> Iterator[Event]:
+    """An arrow to each op from the one on another resource whose end it waited for.
+
+    Ops that take no time pass arrows on: one comes from what they waited for.
+    """
+    by_target = np.argsort(graph.edge_target, kind="stable")
+    first = np.searchsorted(graph.edge_target[by_target], np.arange(graph.n_ops + 1))
+    known = {(span.op, span.iteration): span for span in spans}
+    latencies_s = _latencies_s(graph)
+
+    def cause(span: Span, depth: int) -> Span | None:
+        edges = by_target[first[span.op] : first[span.op + 1]]
+        for edge in edges.tolist():
+            key = int(graph.edge_source[edge]), span.iteration - int(graph.edge_lag[edge])
+            before = known.get(key)
+            if before is None:
+                continue
+            latency_s = latencies_s.get(before.op, [float(graph.op_latency_s[before.op])])
+            late_s = min(abs(before.end_s + each - span.ready_s) for each in latency_s)
+            if late_s > SAME_TIME * span.ready_s:
+                continue
+            if drawn[key]["dur"] > 0.0:
+                return before
+            found = cause(before, depth - 1) if depth else None
+            if found is not None:
+                return found
+        return None
+
+    number = 0
     for span in spans:
-        place, name = _where(graph, span.op)
-        lanes = free_at[place, name]
-        lane = next((k for k, (_, end) in enumerate(lanes) if end <= span.start_s), len(lanes))
-        thread = lanes[lane][0] if lane < len(lanes) else len(names)
-        lanes[lane : lane + 1] = [(thread, span.end_s)]
-        process = place + 1
-        names[process, thread] = name if lane == 0 else f"{name} ({lane + 1})"
-        events.append(
-            {
-                "name": graph.op_name(span.op),
-                "cat": block_of(graph.ops, span.op).label,
-                "ph": "X",
-                "ts": span.start_s * 1e6,
-                "dur": (span.end_s - span.start_s) * 1e6,
-                "pid": process,
-                "tid": thread,
-                "args": {
-                    "iteration": span.iteration,
-                    "queued_us": (span.start_s - span.ready_s) * 1e6,
-                    "bytes": float(graph.op_bytes[span.op]),
-                    "links": [graph.link_name(int(link)) for link in graph.path(span.op)],
-                },
-            }
-        )
-    for process in sorted({process for process, _ in names}):
-        name = f"node {process - 1}" if process else "network"
-        events.append({"name": "process_name", "ph": "M", "pid": process, "args": {"name": name}})
-    for (process, thread), name in names.items():
-        events.append(
-            {
-                "name": "thread_name",
-                "ph": "M",
-                "pid": process,
-                "tid": thread,
-                "args": {"name": name},
-            }
-        )
-    return events
+        target = drawn[span.op, span.iteration]
+        before = cause(span, 8) if target["dur"] > 0.0 else None
+        if before is None:
+            continue
+        source = drawn[before.op, before.iteration]
+        if (source["pid"], source["tid"]) == (target["pid"], target["tid"]):
+            continue
+        number += 1
+        inside_ns = _ns(before.end_s) - 1  # the last nanosecond: at its end a slice is over
+        for phase, event, at_us in (("s", source, _us(inside_ns)), ("f", target, target["ts"])):
+            arrow = {"name": "waited for", "cat": "waited for", "ph": phase, "id": number}
+            yield arrow | {"bp": "e", "ts": at_us, "pid": event["pid"], "tid": event["tid"]}
 
 
-def _where(graph: OpGraph, op: int) -> tuple[int, str]:
-    """Node (NONE for the network as a whole) and resource that an op is drawn on."""
-    slots, path = graph.held(op), graph.path(op)
-    if len(slots):
-        return int(graph.slot_place[slots[0]]), graph.slot_name(int(slots[0]))
-    if len(path):
-        return int(graph.link_place[path[0]]), graph.link_name(int(path[0]))
-    return NONE, "synchronisation"
+def _counter(name: str, measure: str, process: int, at_ns: int, value: float) -> Event:
+    at = {"ts": _us(at_ns), "pid": process}
+    return {"name": name, "ph": "C", **at, "args": {measure: value}}
+
+
+def _link_use(graph: OpGraph, window: Window) -> Iterator[Event]:
+    """Use of each link that is used, in per cent, where it changes."""
+    at_ns = [_ns(at_s) for at_s in window.sample_s.tolist()]
+    for link in np.flatnonzero(window.link_use.any(axis=0)).tolist():
+        process, name = int(graph.link_place[link]) + 1, graph.link_name(link)
+        before = -1.0
+        for begin_ns, use in zip(at_ns, window.link_use[:, link].tolist(), strict=False):
+            if abs(use - before) > SMALLEST_CHANGE:
+                yield _counter(name, "use (%)", process, begin_ns, round(100.0 * use, 4))
+                before = use
+        yield _counter(name, "use (%)", process, at_ns[-1], 0.0)
+
+
+def _queues(graph: OpGraph, window: Window) -> Iterator[Event]:
+    """Ops that wait for a resource, where any does: those of the window."""
+    resources = _Resources(graph)
+    steps: dict[tuple[int, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for span in window.spans:
+        begin_ns, end_ns = _ns(span.ready_s), _ns(span.start_s)
+        if len(graph.held(span.op)) and end_ns > begin_ns:
+            place, name, _ = resources.of(span.op)
+            steps[place, name][max(begin_ns, _ns(window.begin_s))] += 1
+            steps[place, name][max(end_ns, _ns(window.begin_s))] -= 1
+    for (place, name), changes in steps.items():
+        waiting = 0
+        for at_ns in sorted(changes):
+            waiting += changes[at_ns]
+            yield _counter(name, "queue (operations)", place + 1, at_ns, waiting)
+
+
+def _staleness(graph: OpGraph, window: Window) -> Iterator[Event]:
+    """Staleness of each worker's updates, where any is stale: the mean of those of a sample."""
+    at_ns = [_ns(at_s) for at_s in window.sample_s.tolist()]
+    for group in np.flatnonzero(np.nan_to_num(window.staleness).any(axis=0)).tolist():
+        process = int(graph.slot_place[graph.group_device[group]]) + 1
+        before = -1.0
+        for end_ns, value in zip(at_ns[1:], window.staleness[:, group].tolist(), strict=True):
+            if value == value and value != before:
+                name = f"worker {group}"
+                yield _counter(name, "staleness (updates)", process, end_ns, value)
+                before = value

@@ -12,8 +12,9 @@ from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.parts.workers import CORES, alike
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
-from perfmodel.engine.simulation import first_iterations, run_spread, simulate, timeline
+from perfmodel.engine.simulation import first_iterations, run_spread, simulate
 from perfmodel.engine.warmup import Progress
+from perfmodel.engine.window import steady_window
 from perfmodel.graph.op_graph import CAUSES, Block, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
@@ -131,15 +132,15 @@ class Resimulation(msgspec.Struct, frozen=True):
     job: Job
     max_ops: float
 
-    def events(self) -> list[dict[str, Any]]:
-        """Two settled iterations as events of a Chrome trace.
+    def chrome_trace(self) -> dict[str, Any]:
+        """Two iterations of the steady state as a Chrome trace.
 
         Raises
         ------
         TooLargeError : the simulation of all workers takes more than ``max_ops`` operations.
         """
         graph = build_graph(self.job, max_ops=self.max_ops)
-        return chrome_trace(graph, timeline(graph, seed=self.job.seed, first=2, iterations=2))
+        return chrome_trace(graph, steady_window(graph, seed=self.job.seed))
 
     def schedule(self, updates: int | None, samples_per_s: float) -> Schedule:
         """The schedule of the first ``updates`` gradients.

@@ -172,8 +172,8 @@ class Interval(msgspec.Struct, frozen=True):
 class Timeline(Protocol):
     """The job, simulated again on request."""
 
-    def events(self) -> list[dict[str, Any]]:
-        """A few iterations as events of a Chrome trace, times in microseconds."""
+    def chrome_trace(self) -> dict[str, Any]:
+        """Two iterations of the steady state as a Chrome trace, times in microseconds."""
 
     def schedule(self, updates: int | None, samples_per_s: float) -> Schedule:
         """The schedule of so many updates; the throughput is noted in it."""
@@ -330,16 +330,18 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return page.html(Page(title=sections.title(self), answer=top, sections=parts), path)
 
     def to_chrome_trace(self) -> dict[str, Any]:
-        """Two settled iterations as a Chrome trace: open the JSON in Perfetto.
+        """Two iterations of the steady state as a Chrome trace: open the JSON in Perfetto.
 
-        A process per node, a thread per resource; times in microseconds. The job is simulated
+        A process per node, a thread per resource; times in microseconds of simulated time. Arrows
+        lead from an operation to the one that waited for it; counters show the use of links,
+        queues and staleness. ``otherData`` says which iterations they are. The job is simulated
         again for it, so it costs nothing unless asked for.
 
         Raises
         ------
         InputError : the prediction is coarse, or was read back from JSON.
         """
-        return {"traceEvents": self._job("trace").events(), "displayTimeUnit": "ms"}
+        return self._job("trace").chrome_trace()
 
     def schedule(self, updates: int | None = None) -> Schedule:
         """Which gradient is computed on which model, and when it is applied, from the start of
