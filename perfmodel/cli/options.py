@@ -140,7 +140,7 @@ def check_files(plot: str | None, *others: str | None) -> None:
     for path in filter(None, (plot, *others)):
         files.check_writable(path)
     if plot is not None:
-        from perfmodel.results.drawing import check
+        from perfmodel.results.style import check
 
         check(ending(plot))
 

@@ -56,6 +56,10 @@ class Track(NamedTuple):
     thread: int
 
 
+Rank = tuple[int, int]
+"""Order of threads: kind of resource, then its number."""
+
+
 def chrome_trace(graph: OpGraph, window: Window) -> dict[str, Any]:
     """The window as a JSON object: ``traceEvents``, and ``otherData`` that says what is shown.
 
@@ -93,10 +97,9 @@ def chrome_trace(graph: OpGraph, window: Window) -> dict[str, Any]:
 
 def shown(window: Window) -> str:
     """Which iterations are shown, in words."""
-    state = f"steady state, reached after {window.settled}"
-    if not window.steady:
-        state = f"before the steady state, reached after {window.settled}"
-    return f"iterations {window.first} to {window.last} of worker {window.slowest} ({state})"
+    state = "steady state" if window.steady else "not yet steady: steady state"
+    iterations = f"iterations {window.first} to {window.last} of worker {window.slowest}"
+    return f"{iterations} ({state} from {window.settled} on)"
 
 
 class _Tracks:
@@ -106,9 +109,9 @@ class _Tracks:
         self._graph = graph
         self._lanes: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
         self._names: dict[Track, str] = {}
-        self._order: dict[Track, int] = {}
+        self._order: dict[Track, Rank] = {}
 
-    def place(self, place: int, name: str, order: int, begin_ns: int, end_ns: int) -> Track:
+    def place(self, place: int, name: str, order: Rank, begin_ns: int, end_ns: int) -> Track:
         """A thread of that resource of a node that is free from ``begin_ns`` on."""
         lanes = self._lanes[place, name]
         lane = next((k for k, (_, free_ns) in enumerate(lanes) if free_ns <= begin_ns), len(lanes))
@@ -189,7 +192,7 @@ def _iterations(graph: OpGraph, window: Window, tracks: _Tracks) -> Iterator[Eve
                 continue
             span = _ns(begin_s), _ns(end_s)
             place = int(graph.slot_place[device])
-            track = tracks.place(place, f"iterations of worker {group}", 0, *span)
+            track = tracks.place(place, f"iterations of worker {group}", (0, group), *span)
             args = {"iteration": iteration}
             made = _slice("iteration", track, *span, COLOURS["iteration"], args)
             yield made | {"name": f"iteration {iteration}"}
@@ -208,7 +211,7 @@ def _ops(graph: OpGraph, spans: Sequence[Span], tracks: _Tracks) -> Iterator[Eve
             "iteration": span.iteration,
             "queued_us": (span.start_s - span.ready_s) * 1e6,
             "bytes": float(graph.op_bytes[span.op]),
-                "links": [graph.link_name(int(link)) for link in graph.path(span.op)],
+            "links": [graph.link_name(int(link)) for link in graph.path(span.op)],
         }
         colour = COLOURS.get(label, TRANSFER if moves else OTHER)
         track = tracks.place(place, name, order, begin_ns, end_ns)
@@ -223,18 +226,18 @@ class _Resources:
         self._devices = set(graph.group_device.tolist())
         self._drawn = dict(_links_of_draws(graph))
 
-    def of(self, op: int) -> tuple[int, str, int]:
+    def of(self, op: int) -> tuple[int, str, Rank]:
         """Node (NONE for the network as a whole), name and rank of the op's resource."""
         graph = self._graph
         slots, path = graph.held(op), graph.path(op)
         if len(slots):
             slot = int(slots[0])
-            rank = 1 if slot in self._devices else 2
-            return int(graph.slot_place[slot]), graph.slot_name(slot), rank
+            kind = 1 if slot in self._devices else 2
+            return int(graph.slot_place[slot]), graph.slot_name(slot), (kind, slot)
         link = int(path[0]) if len(path) else self._drawn.get(op, NONE)
         if link != NONE:
-            return int(graph.link_place[link]), graph.link_name(link), 3
-        return NONE, "synchronisation", 4
+            return int(graph.link_place[link]), graph.link_name(link), (3, link)
+        return NONE, "synchronisation", (4, 0)
 
 
 def _links_of_draws(graph: OpGraph) -> Iterator[tuple[int, int]]:

@@ -1,14 +1,13 @@
-"""Figures (extra ``plot``) of a prediction, a sweep, a comparison."""
+"""Figures (extra ``plot``) of predictions, sweeps, comparisons, plans and trainings."""
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.base.errors import InputError
 from perfmodel.base.units import dimension_of, show
+from perfmodel.results import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,18 +16,6 @@ if TYPE_CHECKING:
     from perfmodel.base.arrays import Floats
 
 Event = Mapping[str, Any]
-T = TypeVar("T")
-
-COLOURS = {
-    "compute": "#4c78a8",
-    "network": "#f58518",
-    "server": "#e45756",
-    "straggler": "#b279a2",
-    "staleness_bound": "#9d755d",
-    "data": "#72b7b2",
-    "cpu": "#bab0ac",
-}
-"""Colour of computing, and of waiting for each cause."""
 
 MOST_ROWS = 30
 """Resources drawn in a timeline; the busiest ones if there are more."""
@@ -36,46 +23,41 @@ MOST_ROWS = 30
 MOST_LINES = 12
 """Lines drawn of a sweep; spread evenly over all of them if there are more."""
 
+MOST_BANDS = 4
+"""Lines drawn with a band for their interval, at most: more bands would hide each other."""
+
 MOST_BARS = 60
 """Bars drawn of a sweep, likewise."""
 
-MOST_TICKS = 16
-"""Largest number of values of an axis that are ticks themselves."""
+UNITS = {"batch_size": "samples", "sequence_length": "tokens", "jitter": "fraction"}
+"""Units of what is varied, where its name does not end in one."""
 
 
-def figure(values: Mapping[str, Any], events: Sequence[Event]) -> Figure:
+def figure(values: Mapping[str, Any], trace: Mapping[str, Any]) -> Figure:
     """A figure of a prediction: time of an iteration by cause, above a timeline of two.
 
     Parameters
     ----------
-    values, events : the prediction's ``to_dict()`` and the events of its Chrome trace.
+    values, trace : the prediction's ``to_dict()`` and its Chrome trace.
 
     Raises
     ------
     InputError : matplotlib is not installed.
     """
-    drawing = _empty(11, 7)
-    shares, timeline = drawing.subplots(2, 1, height_ratios=[1, 6])
+    names = _threads(trace["traceEvents"])
+    drawing = style.empty(11, 2.6 + 0.24 * max(len(names), 4), headline(values))
+    shares, timeline = drawing.subplots(2, 1, height_ratios=[1, max(len(names), 4) / 3.5])
     _shares(shares, values)
-    _timeline(timeline, events)
-    drawing.suptitle(
-        f"{values['model']} on {values['workers']} x {values['device']}, "
-        f"{values['architecture']}: {values['throughput_samples_per_s']:.4g} samples/s"
-    )
+    _timeline(timeline, trace, names)
     return drawing
 
 
-def image(drawing: Figure, ending: str) -> bytes:
-    """A figure in the format a file name's ending asks for (png, svg, pdf).
-
-    Raises
-    ------
-    InputError : matplotlib does not write that format.
-    """
-    _known(drawing, ending)
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, format=ending)
-    return buffer.getvalue()
+def headline(values: Mapping[str, Any]) -> str:
+    """Title of a prediction's figure."""
+    return (
+        f"{values['model']} on {values['workers']} x {values['device']}, "
+        f"{values['architecture']}: {values['throughput_samples_per_s']:.4g} samples/s"
+    )
 
 
 def lines(over: str, series: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> Figure:
@@ -85,43 +67,61 @@ def lines(over: str, series: Mapping[str, Sequence[Mapping[str, Any]]], title: s
     ----------
     over : key of what was varied; "workers" also draws ideal scaling, dashed.
     series : rows of each line by its name, with ``throughput_samples_per_s`` and
-        ``idle_fraction``; a horizontal line where the row has no value of ``over``.
+        ``idle_fraction``; a horizontal line where the row has no value of ``over``. ``interval``
+        of a row has the ends of both, or is None; it is drawn as a band.
 
     Raises
     ------
     InputError : matplotlib is not installed.
     """
-    drawing = _empty(9, 7)
-    drawing.suptitle(title)
+    drawing = style.empty(9, 6.5, title)
     throughput, idle = drawing.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    drawn = spread(list(series), MOST_LINES)
+    drawn = style.spread(list(series), MOST_LINES)
     for number, name in enumerate(drawn):
-        style = {"color": f"C{number % 10}", "marker": "o" if number < 10 else "s"}
-        _line(throughput, over, "throughput_samples_per_s", series[name], style, name)
-        _line(idle, over, "idle_fraction", series[name], style, name)
+        look = {
+            "color": style.colour(number),
+            "marker": style.marker(number),
+            "markersize": 4,
+            "zorder": 3,
+        }
+        bands = len(drawn) <= MOST_BANDS
+        _line(throughput, over, "throughput_samples_per_s", series[name], look, name, bands)
+        _line(idle, over, "idle_fraction", series[name], look, name, bands)
     if over == "workers":
-        throughput.plot([], [], "--", color="grey", linewidth=1, label="ideal scaling")
+        throughput.plot([], [], "--", color=style.REFERENCE, linewidth=1, label="ideal scaling")
     unit = dimension_of(over) or ""
     found = {float(row[over]) for rows in series.values() for row in rows if row[over] is not None}
     xs = sorted(found)
     if geometric(xs):
         idle.set_xscale("log", base=2)
-    if len(xs) <= MOST_TICKS:
+    if len(xs) <= style.MOST_TICKS:
         idle.set_xticks(xs, [show(x, unit) if unit else f"{x:g}" for x in xs])
         idle.minorticks_off()
+    elif unit:
+        idle.xaxis.set_major_formatter(lambda x, _: show(x, unit))
     ys = [row["throughput_samples_per_s"] for rows in series.values() for row in rows]
     if geometric(xs) and max(ys) > 4 * min(ys):
         throughput.set_yscale("log", base=2)
         throughput.yaxis.set_major_formatter("{x:g}")
-    idle.set_xlabel(over.removesuffix(f"_{unit}").replace("_", " "))
+    else:
+        throughput.set_ylim(bottom=0)
+    idle.set_xlabel(_label(over, unit))
     idle.set_ylim(0, 1.02)
     idle.set_ylabel("idle fraction")
     throughput.set_ylabel("throughput (samples/s)")
     if len(drawn) < len(series):
         throughput.set_title(f"{len(drawn)} of {len(series)} lines", fontsize=9)
+    for axes in (throughput, idle):
+        style.tidy(axes)
     if over == "workers" or any(drawn):
-        throughput.legend(fontsize=8)
+        style.legend(drawing, throughput)
     return drawing
+
+
+def _label(over: str, unit: str) -> str:
+    """Name of what was varied; values of a dimension have their units at the ticks."""
+    words = over.removesuffix(f"_{unit}").replace("_", " ")
+    return f"{words} ({UNITS[over]})" if over in UNITS else words
 
 
 def _line(
@@ -129,57 +129,69 @@ def _line(
     over: str,
     key: str,
     rows: Sequence[Mapping[str, Any]],
-    style: Mapping[str, Any],
+    look: Mapping[str, Any],
     name: str,
+    bands: bool,
 ) -> None:
-    """One line of a sweep, and with more workers what ideal scaling would be."""
+    """One line of a sweep, its interval, and with more workers what ideal scaling would be."""
     rising = sorted((row for row in rows if row[over] is not None), key=lambda row: row[over])
     x, y = [float(row[over]) for row in rising], [row[key] for row in rising]
     if not rising:
-        axes.axhline(rows[0][key], color=style["color"], label=name)
+        axes.axhline(rows[0][key], color=look["color"], label=name)
         return
-    axes.plot(x, y, label=name or None, **style)
+    axes.plot(x, y, label=name or None, **look)
+    intervals = [row.get("interval") for row in rising]
+    if bands and all(intervals):
+        low, high = zip(*(each[key] for each in intervals if each), strict=True)
+        axes.fill_between(x, low, high, color=look["color"], alpha=style.BAND, linewidth=0)
+        axes.fill_between([], [], color=style.REFERENCE, alpha=style.BAND, label=style.INTERVAL)
     if over == "workers" and key == "throughput_samples_per_s":
         ideal = [y[0] * workers / x[0] for workers in x]
-        axes.plot(x, ideal, "--", color=style["color"], alpha=0.5, linewidth=1)
+        axes.plot(x, ideal, "--", color=look["color"], alpha=0.5, linewidth=1)
 
 
-def against(points: Mapping[str, Sequence[tuple[float, float]]], title: str) -> Figure:
+def against(points: Mapping[str, Sequence[Mapping[str, Any]]], title: str, unit: str) -> Figure:
     """A figure of predictions (upwards) over measured values, on logarithmic axes.
 
     The diagonal is where both are equal; a band around it is 10 % wide each way.
 
     Parameters
     ----------
-    points : measured and predicted value of each case, by group.
-    title : what the values are, with their unit.
+    points : ``measured``, ``predicted`` and ``interval`` (its ends, or None) of each case, by
+        group.
+    title, unit : what the values are, and their SI unit.
 
     Raises
     ------
     InputError : matplotlib is not installed.
     """
-    drawing = _empty(7, 7)
+    drawing = style.empty(8.5, 6)
     axes = drawing.subplots()
-    values = [value for pairs in points.values() for pair in pairs for value in pair]
+    every = [point for group in points.values() for point in group]
+    values = [point[key] for point in every for key in ("measured", "predicted")]
     ends = [min(values) / 1.5, max(values) * 1.5]
-    axes.plot(ends, ends, color="grey", linewidth=1)
+    axes.plot(ends, ends, color=style.REFERENCE, linewidth=1, label="equal")
+    band = [[factor * x for x in ends] for factor in (0.9, 1.1)]
     axes.fill_between(
-        ends,
-        [0.9 * x for x in ends],
-        [1.1 * x for x in ends],
-        color="grey",
-        alpha=0.15,
-        linewidth=0,
+        ends, *band, color=style.REFERENCE, alpha=style.BAND, linewidth=0, label="within 10 %"
     )
-    for number, (group, pairs) in enumerate(points.items()):
-        if pairs:
-            measured, predicted = zip(*pairs, strict=True)
-            marker = "os^vD"[number // 10 % 5]
-            axes.scatter(measured, predicted, color=f"C{number % 10}", marker=marker, label=group)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    for number, (group, of_group) in enumerate(points.items()):
+        if of_group:
+            measured, predicted = ([p[key] for p in of_group] for key in ("measured", "predicted"))
+            colour, marker = style.colour(number), style.marker(number)
+            for point in of_group:
+                if point["interval"] is not None:
+                    axes.plot([point["measured"]] * 2, point["interval"], color=colour, alpha=0.4)
+            axes.scatter(measured, predicted, s=22, color=colour, marker=marker, label=group)
+    if any(point["interval"] is not None for point in every):
+        axes.plot([], [], color=style.REFERENCE, alpha=0.4, label=style.INTERVAL)
+    for which in ("x", "y"):
+        style.logarithmic(axes, which, unit)
+    axes.set(xlim=ends, ylim=ends, aspect="equal")
     axes.set_xlabel(f"measured {title}")
     axes.set_ylabel(f"predicted {title}")
-    axes.legend(fontsize=8)
+    style.tidy(axes, "both")
+    style.legend(drawing, axes)
     return drawing
 
 
@@ -199,19 +211,22 @@ def curves(
     ------
     InputError : matplotlib is not installed.
     """
-    drawing = _empty(9, 4.5)
+    drawing = style.empty(11, 4.5)
     axes = drawing.subplots(1, 2, sharey=True)
     names = {"time_s": "predicted time of the job (s)", "samples": f"samples of {task}"}
     for place, (over, words) in zip(axes, names.items(), strict=True):
         for number, (name, columns) in enumerate(series.items()):
             (xs, _), (ys, half) = columns[over], columns["accuracy"]
-            colour = f"C{number % 10}"
+            colour = style.colour(number)
             place.plot(xs, ys, color=colour, label=name)
-            place.fill_between(xs, ys - half, ys + half, color=colour, alpha=0.2, linewidth=0)
-        place.axhline(target, color="grey", linestyle="--", linewidth=1)
+            place.fill_between(
+                xs, ys - half, ys + half, color=colour, alpha=style.BAND, linewidth=0
+            )
+        place.axhline(target, color=style.REFERENCE, linestyle="--", linewidth=1, label="target")
         place.set_xlabel(words)
+        style.tidy(place)
     axes[0].set_ylabel(f"accuracy of {task}")
-    axes[1].legend(fontsize=8, loc="lower right")
+    style.legend(drawing, axes[1])
     return drawing
 
 
@@ -230,19 +245,23 @@ def trade(
     ------
     InputError : matplotlib is not installed.
     """
-    drawing = _empty(8, 6)
+    drawing = style.empty(9, 5.5, title)
     axes = drawing.subplots()
     hours, usd = [each[0] for each in front], [each[1] for each in front]
-    axes.step(hours, usd, where="post", color="grey", linewidth=1)
+    axes.step(hours, usd, where="post", color=style.REFERENCE, linewidth=1, label="Pareto front")
     for number, name in enumerate(dict.fromkeys(each[2] for each in front)):
         of_type = [(x, y) for x, y, instance in front if instance == name]
-        axes.scatter(*zip(*of_type, strict=True), color=f"C{number % 10}", label=name, zorder=2)
-    axes.scatter(*zip(*ranked, strict=True), marker="x", color="black", label="ranked", zorder=3)
+        axes.scatter(*zip(*of_type, strict=True), color=style.colour(number), label=name, zorder=2)
+    axes.scatter(
+        *zip(*ranked, strict=True), marker="x", color=style.MEASURED, label="ranked", zorder=3
+    )
     x, y = ranked[0]
     axes.scatter([x], [y], s=150, facecolors="none", edgecolors="black", label="choice", zorder=4)
-    axes.set(xscale="log", yscale="log", xlabel="time (h)", ylabel="cost (USD)")
-    axes.set_title(title, fontsize=9)
-    axes.legend(fontsize=8)
+    for which in ("x", "y"):
+        style.logarithmic(axes, which, "")
+    axes.set(xlabel="time (h)", ylabel="cost (USD)")
+    style.tidy(axes, "both")
+    style.legend(drawing, axes)
     return drawing
 
 
@@ -262,90 +281,83 @@ def geometric(values: Sequence[float]) -> bool:
 def bars(names: Sequence[str], rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """A figure of a sweep over words: a bar of throughput and one of idle fraction per row.
 
+    ``interval`` of a row has the ends of both, or is None.
+
     Raises
     ------
     InputError : matplotlib is not installed.
     """
-    drawn = spread(list(zip(names, rows, strict=True)), MOST_BARS)
-    drawing = _empty(10, 1.5 + 0.35 * len(drawn))
-    drawing.suptitle(title)
+    drawn = style.spread(list(zip(names, rows, strict=True)), MOST_BARS)
+    drawing = style.empty(10, 1.5 + 0.3 * len(drawn), title)
     throughput, idle = drawing.subplots(1, 2, sharey=True, width_ratios=[2, 1])
-    places = range(len(drawn))
-    throughput.barh(places, [row["throughput_samples_per_s"] for _, row in drawn])
-    idle.barh(places, [row["idle_fraction"] for _, row in drawn], color=COLOURS["network"])
-    throughput.set_yticks(places, [name for name, _ in drawn])
+    for number, (axes, key) in enumerate(
+        [(throughput, "throughput_samples_per_s"), (idle, "idle_fraction")]
+    ):
+        ends = [row[key] for _, row in drawn]
+        axes.barh(range(len(drawn)), ends, height=0.7, color=style.colour(number))
+        for place, (_, row) in enumerate(drawn):
+            if row.get("interval"):
+                _whisker(axes, place, row["interval"][key])
+        if any(row.get("interval") for _, row in drawn):
+            axes.plot([], [], color=style.MEASURED, linewidth=1, label=style.INTERVAL)
+        style.tidy(axes, "x")
+    style.rows(throughput, [name for name, _ in drawn])
+    idle.tick_params(axis="y", length=0)
     if len(drawn) < len(rows):
         throughput.set_title(f"{len(drawn)} of {len(rows)} jobs", fontsize=9)
-    throughput.invert_yaxis()
     throughput.set_xlabel("throughput (samples/s)")
     idle.set_xlabel("idle fraction")
     idle.set_xlim(0, 1)
+    style.legend(drawing, throughput)
     return drawing
 
 
-def stacks(names: Sequence[str], parts: Sequence[Mapping[str, float]], unit: str) -> Figure:
+def _whisker(axes: Axes, place: float, ends: Sequence[float]) -> None:
+    """An interval on a row."""
+    axes.plot(list(ends), [place] * 2, color=style.MEASURED, linewidth=1)
+
+
+def stacks(
+    names: Sequence[str],
+    parts: Sequence[Mapping[str, float]],
+    unit: str,
+    intervals: Sequence[Sequence[float] | None] = (),
+    title: str = "",
+) -> Figure:
     """A figure of a comparison: computing and waiting of each job as one bar.
 
     Parameters
     ----------
-    parts : seconds of each job by ``compute`` and causes of waiting, as in ``COLOURS``.
+    parts : seconds of each job by ``compute`` and causes of waiting, as in ``style.CAUSES``.
     unit : of work that takes these seconds.
+    intervals : ends of the interval of each job's sum (s), None for those without.
 
     Raises
     ------
     InputError : matplotlib is not installed.
     """
-    drawing = _empty(10, 1.8 + 0.5 * len(parts))
+    drawing = style.empty(10, 1.2 + 0.5 * len(parts), title)
     axes = drawing.subplots()
     left = [0.0] * len(parts)
-    kinds = [kind for kind in COLOURS if any(kind in part for part in parts)]
+    kinds = [kind for kind in style.CAUSES if any(kind in part for part in parts)]
     for kind in kinds:
         widths = [part.get(kind, 0.0) for part in parts]
         label = kind.replace("_", " ")
-        axes.barh(range(len(parts)), widths, left=left, color=COLOURS[kind], label=label)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(parts)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"{unit} (s)")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(kinds), frameon=False)
-    return drawing
-
-
-def spread(items: Sequence[T], most: int) -> list[T]:
-    """All items, or as many spread evenly over them.
-
-    >>> spread("abcdef", 3), spread("ab", 3)
-    (['a', 'c', 'e'], ['a', 'b'])
-    """
-    few = min(len(items), most)
-    return [items[k * len(items) // few] for k in range(few)]
-
-
-def check(ending: str) -> None:
-    """Validate a file name's ending before drawing.
-
-    Raises
-    ------
-    InputError : matplotlib is not installed, or does not write that format.
-    """
-    _known(_empty(1, 1), ending)
-
-
-def _empty(width: float, height: float) -> Figure:
-    """A figure of that size in inches."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("plots need matplotlib: pip install 'perfmodel[plot]'") from None
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _known(drawing: Figure, ending: str) -> None:
-    formats = drawing.canvas.get_supported_filetypes()
-    if ending not in formats:
-        raise InputError(
-            f"plot: cannot write {ending!r} files (known: {', '.join(sorted(formats))})"
+        axes.barh(
+            range(len(parts)), widths, height=0.6, left=left, color=style.CAUSES[kind], label=label
         )
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for place, ends in enumerate(intervals):
+        if ends is not None:
+            _whisker(axes, place, ends)
+    if any(ends is not None for ends in intervals):
+        axes.plot([], [], color=style.MEASURED, linewidth=1, label=style.INTERVAL)
+    style.rows(axes, names)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"{unit} (s)")
+    style.tidy(axes, "x")
+    style.legend(drawing, axes)
+    return drawing
 
 
 def _shares(axes: Axes, values: Mapping[str, Any]) -> None:
@@ -356,38 +368,63 @@ def _shares(axes: Axes, values: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         width = part * iteration_s
         label = f"{name.replace('_', ' ')} {part:.1%}"
-        axes.barh(0, width, left=left, color=COLOURS[name], label=label)
+        axes.barh(0, width, left=left, color=style.CAUSES[name], label=label)
         left += width
-    axes.set_yticks([])
-    axes.set_xlim(0, iteration_s)
+    if values["interval"] is not None:
+        ends = values["interval"]["iteration_s"]
+        axes.plot(ends, [0, 0], color=style.MEASURED, linewidth=1, label=style.INTERVAL)
+        left = max(left, ends[1])
+    style.rows(axes, ["iteration"])
+    axes.set_xlim(0, 1.02 * left)
     axes.set_xlabel("mean iteration of a worker (s)")
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(parts), frameon=False)
+    style.tidy(axes, "x")
+    style.legend_beside(axes)
 
 
-def _timeline(axes: Axes, events: Sequence[Event]) -> None:
+def _threads(events: Sequence[Event]) -> dict[tuple[int, int], str]:
+    """Names of the threads that a timeline draws, by process and thread, in their order."""
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    ranks = {
+        (e["pid"], e["tid"]): e["args"]["sort_index"]
+        for e in events
+        if e["name"] == "thread_sort_index"
+    }
+    busy: dict[tuple[int, int], float] = dict.fromkeys(named, 0.0)
+    for e in events:
+        if e["ph"] == "X" and e["cat"] != "iteration":
+            busy[e["pid"], e["tid"]] += e["dur"]
+    most = sorted((key for key in busy if busy[key] > 0.0), key=lambda key: -busy[key])[:MOST_ROWS]
+    return {key: named[key] for key in sorted(most, key=lambda key: (key[0], ranks[key]))}
+
+
+def _timeline(axes: Axes, trace: Mapping[str, Any], names: Mapping[tuple[int, int], str]) -> None:
     """Every op as a bar on the row of its resource, coloured by kind of op."""
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    spans = [e for e in events if e["ph"] == "X" and e["dur"] > 0.0]
-    busy: dict[tuple[int, int], float] = {}
-    for event in spans:
-        key = (event["pid"], event["tid"])
-        busy[key] = busy.get(key, 0.0) + event["dur"]
-    rows = sorted(sorted(busy, key=lambda key: -busy[key])[:MOST_ROWS])
-    at = {key: row for row, key in enumerate(rows)}
-    begin = min((e["ts"] for e in spans), default=0.0)
-    kinds = list(dict.fromkeys(e["cat"] for e in spans))
-    for number, kind in enumerate(kinds):
-        mine = [e for e in spans if e["cat"] == kind and (e["pid"], e["tid"]) in at]
+    shown = trace["otherData"]
+    begin_us = 1e6 * shown["begin_s"]
+    at = {key: row for row, key in enumerate(names)}
+    spans = [
+        e
+        for e in trace["traceEvents"]
+        if e["ph"] == "X" and e["dur"] > 0.0 and (e["pid"], e["tid"]) in at
+    ]
+    others = iter(itertools.cycle(style.SERIES[2:]))
+    order = list(style.KINDS)
+    kinds = dict.fromkeys(e["cat"] for e in spans)
+    for kind in sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order)):
+        mine = [e for e in spans if e["cat"] == kind]
         axes.barh(
             [at[e["pid"], e["tid"]] for e in mine],
             [e["dur"] / 1e6 for e in mine],
-            left=[(e["ts"] - begin) / 1e6 for e in mine],
+            left=[(e["ts"] - begin_us) / 1e6 for e in mine],
             height=0.8,
-            color=f"C{number}",
+            color=style.KINDS.get(kind) or next(others),
             label=kind,
         )
-    axes.set_yticks(range(len(rows)), [names[key] for key in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("two iterations (s)")
-    if kinds:
-        axes.legend(loc="upper right", fontsize=8)
+    style.rows(axes, list(names.values()))
+    length_s = shown["end_s"] - shown["begin_s"]
+    if length_s > 0.0:
+        axes.set_xlim(0.0, length_s)
+    axes.set_xlabel(f"time (s): {shown['iterations']}")
+    style.tidy(axes, "x")
+    if spans:
+        style.legend_beside(axes)

@@ -291,13 +291,15 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : matplotlib is not installed.
         """
-        from perfmodel.results.drawing import figure, stacks
+        from perfmodel.results.drawing import figure, headline, stacks
 
         if self.fidelity == "coarse":
             causes = {"compute": 1.0 - self.idle_fraction.mean, **self.idle_fraction.by_cause}
             parts = {cause: part * self.iteration_s for cause, part in causes.items()}
-            return stacks([self.architecture], [parts], "mean iteration of a worker")
-        return figure(self.to_dict(), self.to_chrome_trace()["traceEvents"])
+            ends = None if self.interval is None else self.interval.iteration_s
+            what = "mean iteration of a worker"
+            return stacks([""], [parts], what, [ends], headline(self.to_dict()))
+        return figure(self.to_dict(), self.to_chrome_trace())
 
     def to_image(self, ending: str) -> bytes:
         """The figure as a png, svg or pdf file.
@@ -306,7 +308,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : matplotlib is not installed, or does not write that format.
         """
-        from perfmodel.results.drawing import image
+        from perfmodel.results.style import image
 
         return image(self.plot(), ending)
 

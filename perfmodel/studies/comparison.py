@@ -170,7 +170,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         ]
         parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
         what = "a sample of all workers" if self.per_sample else "mean iteration of a worker"
-        return stacks(names, parts, what)
+        ends = [self._ends_s(p) for p in self.predictions]
+        return stacks(names, parts, what, ends)
+
+    def _ends_s(self, p: Prediction) -> tuple[float, float] | None:
+        """Ends of the interval of an iteration, or of a sample of all workers."""
+        if p.interval is None or not self.per_sample:
+            return None if p.interval is None else p.interval.iteration_s
+        low, high = p.interval.throughput_samples_per_s
+        return 1.0 / high, 1.0 / low
 
     def report(self, path: str | Path | None = None) -> str:
         """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
@@ -211,7 +219,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : matplotlib is not installed, or does not write that format.
         """
-        from perfmodel.results.drawing import image
+        from perfmodel.results.style import image
 
         return image(self.plot(), ending)
 

@@ -257,7 +257,7 @@ class Convergence(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : matplotlib is not installed, or does not write that format.
         """
-        from perfmodel.results.drawing import image
+        from perfmodel.results.style import image
 
         return image(self.plot(), ending)
 

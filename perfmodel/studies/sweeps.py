@@ -147,10 +147,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         from perfmodel.results.drawing import bars, lines
 
         over = self._drawn_over()
+        rows = [
+            row | {"interval": None if p.interval is None else msgspec.to_builtins(p.interval)}
+            for row, p in zip(self.rows(), self.predictions, strict=True)
+        ]
         if over is None:
-            return bars([label(point) or "job" for point in self.points], self.rows(), self.title)
+            return bars([label(point) or "job" for point in self.points], rows, self.title)
         series: dict[str, list[Row]] = {}
-        for point, row in zip(self.points, self.rows(), strict=True):
+        for point, row in zip(self.points, rows, strict=True):
             rest = {name: value for name, value in point.items() if name != over}
             series.setdefault(label(rest), []).append(row)
         return lines(over, series, self.title)
@@ -232,7 +236,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         ------
         InputError : matplotlib is not installed, or does not write that format.
         """
-        from perfmodel.results.drawing import image
+        from perfmodel.results.style import image
 
         return image(self.plot(), ending)
 

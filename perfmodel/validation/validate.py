@@ -112,18 +112,18 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         """As JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def to_figure(self) -> Figure:
-        """Predicted against measured step times, a colour for each group.
+    def plot(self) -> Figure:
+        """A matplotlib figure: predicted over measured step times, a colour for each group.
 
         Raises
         ------
         InputError : matplotlib is not installed, or no case has a step time.
         """
-        from perfmodel.results import drawing
+        from perfmodel.results.drawing import against
 
         points = {
             group: [
-                (o.scores["step_s"].measured, o.scores["step_s"].predicted)
+                msgspec.to_builtins(o.scores["step_s"])
                 for o in self.outcomes
                 if o.group == group and "step_s" in o.scores
             ]
@@ -131,7 +131,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         }
         if not any(points.values()):
             raise InputError("plot: no case has a step time")
-        return drawing.against(points, "step time (s)")
+        return against(points, "step time", "s")
 
     def report(self, path: str | Path | None = None) -> str:
         """A page of HTML that needs no network, also written to ``path`` (extra ``report``).
@@ -190,10 +190,15 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
         return page.html(Page(title=title, answer=answer, sections=parts), path)
 
     def to_image(self, ending: str) -> bytes:
-        """The figure in the format that a file name's ending asks for (png, svg, pdf)."""
-        from perfmodel.results import drawing
+        """The figure as a png, svg or pdf file.
 
-        return drawing.image(self.to_figure(), ending)
+        Raises
+        ------
+        InputError : matplotlib is not installed, or does not write that format.
+        """
+        from perfmodel.results.style import image
+
+        return image(self.plot(), ending)
 
 
 def validate(

@@ -252,7 +252,7 @@ def test_a_trace_says_which_iterations_of_the_steady_state_it_shows() -> None:
     assert said["first_iteration"] >= said["steady_state_from"] >= 1
     assert said["iterations"] == (
         f"iterations {said['first_iteration']} to {said['last_iteration']} of worker 0 "
-        f"(steady state, reached after {said['steady_state_from']})"
+        f"(steady state from {said['steady_state_from']} on)"
     )
     labels = [e for e in by_phase(trace, "M") if e["name"] == "process_labels"]
     assert {e["args"]["labels"] for e in labels} == {said["iterations"]}

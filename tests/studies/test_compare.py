@@ -25,7 +25,7 @@ from perfmodel import (
 )
 from perfmodel.cli import cli, main
 from perfmodel.graph.op_graph import CAUSES
-from perfmodel.results.drawing import COLOURS
+from perfmodel.results.style import CAUSES
 from perfmodel.studies.comparison import WORDS, both_as_json, differences, parts_s
 from perfmodel.studies.grids import distinct
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
@@ -85,7 +85,7 @@ def test_canary_a_part_that_is_lost_is_seen(cause: str) -> None:
 
 
 def test_each_cause_has_words_and_a_colour() -> None:
-    assert list(WORDS) == list(COLOURS)
+    assert list(WORDS) == list(CAUSES)
     assert set(WORDS) == {"compute", *CAUSES}
 
 
@@ -280,11 +280,12 @@ def test_what_cannot_be_compared(count: int, names: list[str] | None, said: str)
 def test_a_picture_has_a_bar_as_long_as_an_iteration() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     found = compare([ring(1.0, stragglers=[Straggler(1, 1.5)]), ring(3.0)], ["a", "b"])
-    axes = found.plot().axes[0]
+    drawing = found.plot()
+    axes = drawing.axes[0]
     ends = {round(bar.get_y(), 3): bar.get_x() + bar.get_width() for bar in axes.patches}
     assert sorted(ends.values()) == pytest.approx(sorted(p.iteration_s for p in found.predictions))
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["compute", "network", "straggler"]
+    labels = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert labels == ["compute", "network", "straggler", "90 % interval"]
     assert "sample of all workers" in compare([ring(), ring(workers=4)]).plot().axes[0].get_xlabel()
     assert found.to_image("svg").startswith(b"<?xml")
 

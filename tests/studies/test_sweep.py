@@ -496,7 +496,7 @@ def test_a_picture_has_a_line_for_each_series() -> None:
     dashed = [line for line in throughput.get_lines() if line.get_linestyle() == "--"]
     ideal = dashed[0].get_ydata()
     assert ideal[3] == pytest.approx(8 * ideal[0])
-    assert "ideal scaling" in {text.get_text() for text in throughput.get_legend().get_texts()}
+    assert "ideal scaling" in {text.get_text() for text in found.plot().legends[0].get_texts()}
     assert found.to_image("png").startswith(b"\x89PNG")
 
 
@@ -510,7 +510,7 @@ def test_a_picture_has_a_line_for_each_series() -> None:
             "servers",
             "linear",
         ),
-        ({"workers": 2, "jitter": [0.0, 0.1, 0.2]}, "jitter", "linear"),
+        ({"workers": 2, "jitter": [0.0, 0.1, 0.2]}, "jitter (fraction)", "linear"),
     ],
 )
 def test_a_picture_is_drawn_over_the_natural_number(

@@ -284,7 +284,7 @@ def test_no_cases_are_refused() -> None:
 def test_the_picture_shows_every_case(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     answer = validate(read_cases(written(tmp_path)))
-    axes = answer.to_figure().axes[0]
+    axes = answer.plot().axes[0]
     drawn = {tuple(point) for cloud in axes.collections[1:] for point in cloud.get_offsets()}
     assert drawn == {(2.5, 3.0), (5.0, 6.0)}
     out = tmp_path / "picture.png"
