@@ -185,17 +185,26 @@ def write_page(found: Paged, path: str | None) -> None:
         write_files([(path, found.report().encode(), "; open it in a browser")])
 
 
-class Tabular(Protocol):
-    """A result with a table, JSON and a figure."""
+class Picture(Protocol):
+    """A result with a figure."""
+
+    def to_image(self, ending: str) -> bytes:
+        """The figure as a file."""
+
+
+def drawn(found: Picture, plot: str | None) -> list[tuple[str, bytes, str]]:
+    """The figure as a file to write, if one was asked for."""
+    return [] if plot is None else [(plot, found.to_image(ending(plot)), "")]
+
+
+class Tabular(Picture, Protocol):
+    """A result with a table and JSON as well."""
 
     def to_csv(self) -> str:
         """The table as CSV text."""
 
     def to_json(self) -> str:
         """The whole as JSON text."""
-
-    def to_image(self, ending: str) -> bytes:
-        """The figure as a file."""
 
 
 def check_outputs(
@@ -216,9 +225,7 @@ def put_out(found: Tabular, csv: str | None, as_json: bool, plot: str | None) ->
     written = []
     if csv is not None and csv != "-":
         written.append((csv, found.to_csv().encode(), ""))
-    if plot is not None:
-        written.append((plot, found.to_image(ending(plot)), ""))
-    write_files(written)
+    write_files([*written, *drawn(found, plot)])
     if csv == "-":
         click.echo(found.to_csv(), nl=False)
     elif as_json:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Source
+from perfmodel.results.drawn import Drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = "perfmodel.measurements/1"
 
@@ -63,7 +67,7 @@ class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             number(f"seconds[{i}]", value, above=0.0)
 
 
-class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Measurements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Contents of a measurement file (schema ``perfmodel.measurements/1``).
 
     ``backend`` is *tcp* (plain sockets), *gloo* or *nccl*. ``nodes`` has the node of each rank,
@@ -82,6 +86,18 @@ class Measurements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InputError("measurements: at least one is needed")
         for i, node in enumerate(self.nodes):
             whole_number(f"nodes[{i}]", node, at_least=0)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: time over size, a part for each operation (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.measuring.network.picture import series
+        from perfmodel.results.measured_drawing import times
+
+        return times(series([self]), f"{self.name} ({self.backend})")
 
 
 def read_measurements(path: str | Path) -> Measurements:

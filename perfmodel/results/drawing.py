@@ -171,9 +171,9 @@ def against(points: Mapping[str, Sequence[Mapping[str, Any]]], title: str, unit:
     values = [point[key] for point in every for key in ("measured", "predicted")]
     ends = [min(values) / 1.5, max(values) * 1.5]
     axes.plot(ends, ends, color=style.REFERENCE, linewidth=1, label="equal")
-    band = [[factor * x for x in ends] for factor in (0.9, 1.1)]
+    low, high = ([factor * x for x in ends] for factor in (0.9, 1.1))
     axes.fill_between(
-        ends, *band, color=style.REFERENCE, alpha=style.BAND, linewidth=0, label="within 10 %"
+        ends, low, high, color=style.REFERENCE, alpha=style.BAND, linewidth=0, label="within 10 %"
     )
     for number, (group, of_group) in enumerate(points.items()):
         if of_group:
@@ -328,7 +328,7 @@ def stacks(
 
     Parameters
     ----------
-    parts : seconds of each job by ``compute`` and causes of waiting, as in ``style.CAUSES``.
+    parts : seconds of each job by ``compute`` and causes of waiting, as in ``style.CAUSE_COLOURS``.
     unit : of work that takes these seconds.
     intervals : ends of the interval of each job's sum (s), None for those without.
 
@@ -339,12 +339,17 @@ def stacks(
     drawing = style.empty(10, 1.2 + 0.5 * len(parts), title)
     axes = drawing.subplots()
     left = [0.0] * len(parts)
-    kinds = [kind for kind in style.CAUSES if any(kind in part for part in parts)]
+    kinds = [kind for kind in style.CAUSE_COLOURS if any(kind in part for part in parts)]
     for kind in kinds:
         widths = [part.get(kind, 0.0) for part in parts]
         label = kind.replace("_", " ")
         axes.barh(
-            range(len(parts)), widths, height=0.6, left=left, color=style.CAUSES[kind], label=label
+            range(len(parts)),
+            widths,
+            height=0.6,
+            left=left,
+            color=style.CAUSE_COLOURS[kind],
+            label=label,
         )
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for place, ends in enumerate(intervals):
@@ -368,7 +373,7 @@ def _shares(axes: Axes, values: Mapping[str, Any]) -> None:
     for name, part in parts.items():
         width = part * iteration_s
         label = f"{name.replace('_', ' ')} {part:.1%}"
-        axes.barh(0, width, left=left, color=style.CAUSES[name], label=label)
+        axes.barh(0, width, left=left, color=style.CAUSE_COLOURS[name], label=label)
         left += width
     if values["interval"] is not None:
         ends = values["interval"]["iteration_s"]
@@ -408,7 +413,7 @@ def _timeline(axes: Axes, trace: Mapping[str, Any], names: Mapping[tuple[int, in
         if e["ph"] == "X" and e["dur"] > 0.0 and (e["pid"], e["tid"]) in at
     ]
     others = iter(itertools.cycle(style.SERIES[2:]))
-    order = list(style.KINDS)
+    order = list(style.KIND_COLOURS)
     kinds = dict.fromkeys(e["cat"] for e in spans)
     for kind in sorted(kinds, key=lambda kind: order.index(kind) if kind in order else len(order)):
         mine = [e for e in spans if e["cat"] == kind]
@@ -417,7 +422,7 @@ def _timeline(axes: Axes, trace: Mapping[str, Any], names: Mapping[tuple[int, in
             [e["dur"] / 1e6 for e in mine],
             left=[(e["ts"] - begin_us) / 1e6 for e in mine],
             height=0.8,
-            color=style.KINDS.get(kind) or next(others),
+            color=style.KIND_COLOURS.get(kind) or next(others),
             label=kind,
         )
     style.rows(axes, list(names.values()))

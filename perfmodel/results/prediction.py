@@ -12,6 +12,7 @@ import msgspec
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption, Provenance
 from perfmodel.base.uncertainty import Uncertainty
+from perfmodel.results.drawn import Drawn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +180,7 @@ class Timeline(Protocol):
         """The schedule of so many updates; the throughput is noted in it."""
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+class Prediction(Drawn, frozen=True, kw_only=True):
     """A prediction; its field names are the keys of its JSON, but for ``timeline``.
 
     Attributes
@@ -300,17 +301,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             what = "mean iteration of a worker"
             return stacks([""], [parts], what, [ends], headline(self.to_dict()))
         return figure(self.to_dict(), self.to_chrome_trace())
-
-    def to_image(self, ending: str) -> bytes:
-        """The figure as a png, svg or pdf file.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed, or does not write that format.
-        """
-        from perfmodel.results.style import image
-
-        return image(self.plot(), ending)
 
     def report(self, path: str | Path | None = None) -> str:
         """A page of HTML that needs no network, also written to ``path`` (extra ``report``).

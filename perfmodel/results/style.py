@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import show
@@ -32,7 +32,7 @@ SERIES = (
 MARKERS = "os^vD"
 """Markers of groups, the next one when all colours have been used."""
 
-CAUSES = {
+CAUSE_COLOURS = {
     "compute": "#4c78a8",
     "network": "#f58518",
     "server": "#e45756",
@@ -43,7 +43,7 @@ CAUSES = {
 }
 """Colour of computing, and of waiting for each cause."""
 
-KINDS = {
+KIND_COLOURS = {
     "forward": "#4c78a8",
     "backward": "#9ecae9",
     "push": "#f58518",
@@ -128,7 +128,7 @@ def legend_beside(axes: Axes) -> None:
 
 def legend(drawing: Figure, axes: Axes, *more: Axes) -> None:
     """One legend of all that has a label on these axes, to the right of the figure."""
-    found = {}
+    found: dict[str, Any] = {}
     for each in (axes, *more):
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)

@@ -19,6 +19,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.files import finite
 from perfmodel.base.units import show
 from perfmodel.inputs.job import Jitter, Job, Straggler
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.grids import Row, Skipped, distinct, grid, label, shown
 from perfmodel.studies.sweeps import Progress, common, figures, frame, how
@@ -58,7 +59,7 @@ _NAMES = {
 _SILENT = ("schema", "title", "source", "options")
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(Drawn, frozen=True, kw_only=True):
     """Predictions side by side.
 
     ``differing`` has for each prediction the inputs that are not the same in all of them, by name,
@@ -211,17 +212,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         answer = [("Fastest", shown(best, "samples/s"), self.names[self.best])]
         title = f"Comparison: {self.title}" if self.title else "Comparison"
         return page.html(Page(title=title, answer=answer, sections=sections), path)
-
-    def to_image(self, ending: str) -> bytes:
-        """The figure as a png, svg or pdf file.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed, or does not write that format.
-        """
-        from perfmodel.results.style import image
-
-        return image(self.plot(), ending)
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):

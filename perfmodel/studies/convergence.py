@@ -30,6 +30,7 @@ from perfmodel.replay.curve import Curve
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
 from perfmodel.replay.tasks import make_task
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.results.schedule import Schedule
 from perfmodel.studies.grids import Row, distinct, grid, label
@@ -133,7 +134,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
         return average(every).scale_samples if every else None
 
 
-class Convergence(msgspec.Struct, frozen=True, kw_only=True):
+class Convergence(Drawn, frozen=True, kw_only=True):
     """Jobs and what the task learns in their order.
 
     ``target`` is an accuracy of the task; if none was given, :data:`CLOSE` of the best final one,
@@ -249,17 +250,6 @@ class Convergence(msgspec.Struct, frozen=True, kw_only=True):
 
         series = {t.name: {name: t.mean(name) for name in COLUMNS} for t in self.trained}
         return curves(series, self.target, self.training.task)
-
-    def to_image(self, ending: str) -> bytes:
-        """The figure as a png, svg or pdf file.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed, or does not write that format.
-        """
-        from perfmodel.results.style import image
-
-        return image(self.plot(), ending)
 
 
 def converge(

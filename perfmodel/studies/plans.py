@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfmodel.base.tables import csv_text, parquet
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Price(msgspec.Struct, frozen=True):
     source: str
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(Drawn, frozen=True, kw_only=True):
     """A decision and its reasons.
 
     Attributes
@@ -321,17 +322,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ]
         title = f"Plan for {self.objective}: {first.nodes} x {first.instance}"
         return page.html(Page(title=title, answer=answer, sections=parts), path)
-
-    def to_image(self, ending: str) -> bytes:
-        """The figure as a png, svg or pdf file.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed, or does not write that format.
-        """
-        from perfmodel.results.style import image
-
-        return image(self.plot(), ending)
 
 
 def _key(each: Candidate | Trade) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from perfmodel.base.errors import number
 from perfmodel.base.tables import csv_text, parquet
 from perfmodel.inputs.job import Job
 from perfmodel.predicting.answer import with_timeline
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies import shards
 from perfmodel.studies.executors import InLine
@@ -41,7 +42,7 @@ MOST_BANDS = 3
 Progress = shards.Progress
 
 
-class Sweep(msgspec.Struct, frozen=True, kw_only=True):
+class Sweep(Drawn, frozen=True, kw_only=True):
     """Predictions of many jobs.
 
     ``points`` has for each of the ``predictions`` the value of each axis by name, in SI units;
@@ -193,7 +194,8 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     def _drawn(self, what: Literal["throughput", "idle"]) -> Drawing:
         """The figure of a page: lines over a number, or bars."""
         from perfmodel.reporting.contents import Lines, Series, Stacks
-        from perfmodel.results.drawing import MOST_BARS, MOST_LINES, geometric, spread
+        from perfmodel.results.drawing import MOST_BARS, MOST_LINES, geometric
+        from perfmodel.results.style import spread
 
         key, words = {
             "throughput": ("throughput_samples_per_s", "throughput (samples/s)"),
@@ -228,17 +230,6 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         return Lines(
             series=series, over=over, title=words, log_x=log, log_y=log and what == "throughput"
         )
-
-    def to_image(self, ending: str) -> bytes:
-        """The figure as a png, svg or pdf file.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed, or does not write that format.
-        """
-        from perfmodel.results.style import image
-
-        return image(self.plot(), ending)
 
     def _drawn_over(self) -> str | None:
         def is_number(name: str) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError
+from perfmodel.results.drawn import Drawn
 from perfmodel.results.prediction import Prediction
 from perfmodel.validation.cases import MeasuredJob
 from perfmodel.validation.scores import MEASURES, Score, Summary, summarise
@@ -35,7 +36,7 @@ class CaseScores(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Validation(msgspec.Struct, frozen=True, kw_only=True):
+class Validation(Drawn, frozen=True, kw_only=True):
     """Predictions of measured jobs, in the order of the cases."""
 
     outcomes: tuple[CaseScores, ...]
@@ -188,17 +189,6 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
             answer.append(("Inside the interval", f"{inside:.0%}", "90 % expected"))
         title = "Predictions beside measurements"
         return page.html(Page(title=title, answer=answer, sections=parts), path)
-
-    def to_image(self, ending: str) -> bytes:
-        """The figure as a png, svg or pdf file.
-
-        Raises
-        ------
-        InputError : matplotlib is not installed, or does not write that format.
-        """
-        from perfmodel.results.style import image
-
-        return image(self.plot(), ending)
 
 
 def validate(

@@ -25,7 +25,7 @@ from perfmodel import (
 )
 from perfmodel.cli import cli, main
 from perfmodel.graph.op_graph import CAUSES
-from perfmodel.results.style import CAUSES
+from perfmodel.results.style import CAUSE_COLOURS
 from perfmodel.studies.comparison import WORDS, both_as_json, differences, parts_s
 from perfmodel.studies.grids import distinct
 from tests.jobs import ALL, ALL_IDS, cluster, job, workload
@@ -85,7 +85,7 @@ def test_canary_a_part_that_is_lost_is_seen(cause: str) -> None:
 
 
 def test_each_cause_has_words_and_a_colour() -> None:
-    assert list(WORDS) == list(CAUSES)
+    assert list(WORDS) == list(CAUSE_COLOURS)
     assert set(WORDS) == {"compute", *CAUSES}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import msgspec
 
@@ -25,12 +25,16 @@ from perfmodel.calibration.statistics import Estimate
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.measuring.measurements import Measurement, Measurements, read_measurements
 from perfmodel.measuring.measurements import Operation as Measured
+from perfmodel.results.drawn import Drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TABLE_COLUMNS = ("operation", "ranks", "bytes", "seconds")
 """Required columns of a table of measurements; at_once and count are optional."""
 
 
-class NetworkFit(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkFit(Drawn, frozen=True, kw_only=True):
     """A measured cluster and the fits behind it; None, or absent, for anything that was not
     measured.
 
@@ -39,6 +43,7 @@ class NetworkFit(msgspec.Struct, frozen=True, kw_only=True):
     link, inside : between nodes, and between the devices of one node.
     collectives : one for each measured operation.
     notes : what was left out, and why.
+    measured : what was fitted to, for the figure.
     """
 
     cluster: Cluster
@@ -46,11 +51,36 @@ class NetworkFit(msgspec.Struct, frozen=True, kw_only=True):
     inside: LinkFit | None
     collectives: tuple[CollectiveFit, ...]
     notes: tuple[str, ...] = ()
+    measured: tuple[Measurements, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-like values; unknown ends of intervals are None."""
-        values: dict[str, Any] = finite(msgspec.to_builtins(self))
+        """As JSON-like values, without ``measured``; unknown ends of intervals are None."""
+        fitted = msgspec.structs.replace(self, measured=())
+        values: dict[str, Any] = finite(msgspec.to_builtins(fitted))
+        del values["measured"]
         return values
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: measured and fitted times over size (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.measuring.network.picture import series
+        from perfmodel.results.measured_drawing import times
+
+        return times(series(self.measured, self._fitted_s), f"cluster {self.cluster.name}")
+
+    def _fitted_s(self, m: Measurements, each: Measurement) -> float | None:
+        """Seconds of a measurement by the fit; None where it is not of it."""
+        for fit in self.collectives:
+            if fit.collective.operation == each.operation:
+                return fit.predict(each.ranks, each.bytes, at_once=each.at_once, extrapolate=True)
+        link = self.inside if _inside(m) else self.link
+        if link is None or each.at_once > 1:
+            return None
+        return link.seconds(each)
 
     def lines(self) -> list[str]:
         """As a table to print: estimates with their 90 % intervals, pieces, and residuals."""
@@ -161,7 +191,8 @@ def fit_network(
         known = devices_per_node is not None or any(m.nodes for m in measured)
         fitted = merged(base, fitted, devices=known)
     return NetworkFit(
-        cluster=fitted, link=link, inside=inside, collectives=tuple(fits), notes=tuple(notes)
+        cluster=fitted, link=link, inside=inside, collectives=tuple(fits), notes=tuple(notes),
+        measured=tuple(measured),
     )
 
 

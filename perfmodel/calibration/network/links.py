@@ -80,6 +80,20 @@ class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
             )
         return Link(nominal_bytes_per_s, latency_s, rounded(achieved / nominal_bytes_per_s))
 
+    def seconds(self, each: Measurement) -> float | None:
+        """Seconds of a measured message by the fit; None for what was not fitted."""
+        sent_s = each.bytes / self.bandwidth_bytes_per_s.value
+        if each.operation == "duplex" and self.duplex_fraction is not None:
+            return self.latency_s.value + sent_s / self.duplex_fraction.value
+        if each.operation == "incast" and self.incast_factor is not None:
+            return self.latency_s.value + (each.ranks - 1) * sent_s * self.incast_factor.value
+        if each.operation == "messages" and self.per_message_s is not None:
+            further_s = (each.count - 1) * self.per_message_s.value
+            return self.latency_s.value + further_s + each.count * sent_s
+        if each.operation in ("ping_pong", "stream"):
+            return self.latency_s.value + sent_s
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON-like values."""
         values: dict[str, Any] = msgspec.to_builtins(self)

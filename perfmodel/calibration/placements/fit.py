@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,6 +20,8 @@ from perfmodel.api import make_job
 from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, number, unknown_name
 from perfmodel.base.provenance import Source
+from perfmodel.base.uncertainty import WIDTH
+from perfmodel.base.units import show
 from perfmodel.calibration.placements import model
 from perfmodel.calibration.placements.model import LINKS, TRAITS, Placed, link_parameters
 from perfmodel.calibration.placements.spreads import NOISE, Left, Spreads, learnt, noise_of
@@ -29,6 +32,10 @@ from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
 from perfmodel.predicting.intervals import DOUBLING, STEP
+from perfmodel.results.drawn import Drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KEPT = 0.5
 """Fraction of a one-node step's logarithmic deviation from the formula that carries over to
@@ -68,7 +75,7 @@ class Traits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     noise: float = NOISE
 
 
-class Placements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A calibrated cluster, and what is known of the DNNs that it was calibrated with.
 
     Attributes
@@ -81,6 +88,22 @@ class Placements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     cluster: Cluster
     traits: dict[str, Traits]
     spreads: Spreads
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: the links with their intervals (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.measured_drawing import Row, fit
+
+        known, rows = self.cluster.calibration, []
+        for i, path in enumerate(() if known is None else known.parameters):
+            factor = math.exp(WIDTH * math.sqrt(known.covariance[i][i])) if known else 1.0
+            text = show(value_at(self.cluster, path), "s" if path.endswith("_s") else "")
+            rows.append(Row(path, text, (1.0 / factor, factor)))
+        return fit(rows, [], f"{self.cluster.name}: {len(self.traits)} models on several devices")
 
     def traits_of(self, training: Training) -> Traits:
         """How a DNN differs from others: as fitted, or from its steps on one node."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -32,8 +32,9 @@ from perfmodel.calibration.runs.parameters import (
     step_s,
     with_overlap,
 )
+from perfmodel.calibration.runs.results import FittedRun, Overlap
 from perfmodel.calibration.runs.table import PastRun
-from perfmodel.calibration.statistics import Fitted, Residuals, Status, folds
+from perfmodel.calibration.statistics import Fitted, Residuals, Status, drawn, folds
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
@@ -41,6 +42,10 @@ from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import features_of
+from perfmodel.results.drawn import Drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Progress = Callable[[int, int], None]
 _Searched = tuple["_RunsRegression", Floats, float]
@@ -75,32 +80,7 @@ COARSE_ERROR = 0.05
 this."""
 
 
-class FittedRun(msgspec.Struct, frozen=True):
-    """A run and its errors, predicted / measured - 1: of the fit, and of one without this run.
-
-    ``held_out`` is None where there were too few runs.
-    """
-
-    place: str
-    arch: str
-    workers: int
-    error: float
-    held_out: float | None
-
-
-class Overlap(msgspec.Struct, frozen=True):
-    """Whether communication overlaps with computation in runs that do not say.
-
-    ``was`` is the default, ``margin`` the difference of the log-likelihoods in favour of ``value``.
-    """
-
-    value: bool
-    was: bool
-    margin: float
-    status: Status
-
-
-class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
+class RunsFit(Drawn, frozen=True, kw_only=True):
     """Parameters fitted to past runs (schema ``perfmodel.calibration/1``).
 
     Attributes
@@ -195,6 +175,21 @@ class RunsFit(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """The fit as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: estimates, and the error of each run (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.measured_drawing import Error, fit
+
+        errors = [
+            Error(f"{r.place}: {r.arch}, {r.workers} workers", r.error, r.held_out)
+            for r in self.runs
+        ]
+        return fit(drawn(self.estimates), errors, self.seen)
 
     @property
     def _overlap(self) -> bool | None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
-from perfmodel.calibration.statistics import Estimate, Fitted, median_interval
+from perfmodel.calibration.statistics import Estimate, Fitted, drawn, median_interval
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.measuring.training.run import MeasuredRun
+from perfmodel.results.drawn import Drawn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COSTS = ("update_per_tensor_s", "update_per_byte_s")
 """Costs of an update: per tensor and per byte."""
@@ -21,7 +25,7 @@ COVERAGE = 0.9
 """Of an interval."""
 
 
-class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
+class ServerCosts(Drawn, frozen=True, kw_only=True):
     """Costs of an update of a server (schema ``perfmodel.calibration/1``).
 
     Attributes
@@ -55,6 +59,17 @@ class ServerCosts(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> str:
         """The costs as JSON text."""
         return json.dumps(self.to_dict(), indent=1)
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: the costs with their intervals (extra ``plot``).
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.measured_drawing import fit
+
+        return fit(drawn(self.estimates), [], f"server costs {self.seen}")
 
 
 def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from perfmodel.cli.options import check_files, one, read_quantity, write_files
+from perfmodel.cli.options import check_files, drawn, one, read_quantity, write_files
 
 
 @click.command()
@@ -21,6 +21,7 @@ from perfmodel.cli.options import check_files, one, read_quantity, write_files
     "--devices-per-node", type=int, metavar="N", help="By default the ranks of a measured node."
 )
 @click.option("--output", metavar="FILE", help="Write the cluster file.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def network(
     paths: tuple[str, ...],
@@ -29,6 +30,7 @@ def network(
     base: str | None,
     devices_per_node: int | None,
     output: str | None,
+    plot: str | None,
     as_json: bool,
 ) -> None:
     """Fit links and collectives to what was measured.
@@ -45,7 +47,7 @@ def network(
     from perfmodel.calibration.network.fit import fit_network, read
     from perfmodel.inputs import catalogue
 
-    check_files(None, output)
+    check_files(plot, output)
     fitted = fit_network(
         [read(path) for path in paths],
         name=name,
@@ -53,9 +55,11 @@ def network(
         devices_per_node=devices_per_node,
         base=None if base is None else catalogue.cluster_or_file(base),
     )
+    written = []
     if output is not None:
         data = msgspec.json.format(msgspec.json.encode(fitted.cluster), indent=2)
-        write_files([(output, data + b"\n", "")])
+        written.append((output, data + b"\n", ""))
+    write_files([*written, *drawn(fitted, plot)])
     if as_json:
         import json
 

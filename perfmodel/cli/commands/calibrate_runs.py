@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perfmodel.base.errors import InputError
-from perfmodel.cli.options import check_files, progress, write_files
+from perfmodel.cli.options import check_files, drawn, progress, write_files
 
 if TYPE_CHECKING:
     import msgspec
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
 @click.option("--workload-output", metavar="FILE", help="Write the workload, its times scaled.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def runs(
     table: str,
@@ -46,6 +47,7 @@ def runs(
     fit: str | None,
     output: str | None,
     workload_output: str | None,
+    plot: str | None,
     as_json: bool,
 ) -> None:
     """Fit links, servers and computing to a table of past runs.
@@ -65,7 +67,7 @@ def runs(
     from perfmodel.calibration.runs.table import read_runs
     from perfmodel.inputs import catalogue
 
-    check_files(None, output, workload_output)
+    check_files(plot, output, workload_output)
     if output is not None and output == workload_output:
         raise InputError(f"--output and --workload-output: both are {output}")
     base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
@@ -73,7 +75,7 @@ def runs(
         for name, value in (("--workload", workload), ("--device", device), ("--fit", fit)):
             if value is not None:
                 raise InputError(f"{name}: does not go with a table of placements")
-        _placements(table, base, model, output, workload_output, as_json)
+        _placements(table, base, model, output, workload_output, plot, as_json)
         return
     found = read_runs(table, cluster=base, profile=_profile(model, workload), device=device)
     names = None if fit is None else [name.strip() for name in fit.split(",")]
@@ -88,7 +90,7 @@ def runs(
             raise InputError("--workload-output: the runs are of several workloads or devices")
         scaled = fitted.profile(found.profiles[0], workloads[0])
         written.append((workload_output, _json(scaled), ""))
-    write_files(written)
+    write_files([*written, *drawn(fitted, plot)])
     if found.unused:
         click.echo(f"columns that were not used: {', '.join(found.unused)}", err=True)
     if as_json:
@@ -105,6 +107,7 @@ def _placements(
     model: str | None,
     output: str | None,
     workload_output: str | None,
+    plot: str | None,
     as_json: bool,
 ) -> None:
     from perfmodel.base.errors import unknown_name
@@ -122,7 +125,7 @@ def _placements(
     if workload_output is not None:
         profile = fit.profile(trainings[name], base.devices_per_node)
         written.append((workload_output, _json(profile), ""))
-    write_files(written)
+    write_files([*written, *drawn(fit, plot)])
     if as_json:
         click.echo(_json(fit).decode().rstrip())
     else:
@@ -135,9 +138,14 @@ def _placements(
 @click.argument("paths", nargs=-1, required=True, metavar="RUN.json...")
 @click.option("--cluster", metavar="NAME|FILE", help="Whose server.  [default: ethernet-10g]")
 @click.option("--output", metavar="FILE", help="Write the cluster with what was found.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def server(
-    paths: tuple[str, ...], cluster: str | None, output: str | None, as_json: bool
+    paths: tuple[str, ...],
+    cluster: str | None,
+    output: str | None,
+    plot: str | None,
+    as_json: bool,
 ) -> None:
     """Find what updates cost a parameter server, from files of runs that measured it.
 
@@ -150,10 +158,11 @@ def server(
     from perfmodel.inputs import catalogue
     from perfmodel.measuring.training.run import read_run
 
-    check_files(None, output)
+    check_files(plot, output)
     base = catalogue.cluster_or_file(cluster or catalogue.DEFAULT_CLUSTER)
     found = measured_costs([read_run(path) for path in paths], base)
-    write_files([(output, _json(found.cluster(base)), "")] if output is not None else [])
+    written = [(output, _json(found.cluster(base)), "")] if output is not None else []
+    write_files([*written, *drawn(found, plot)])
     if as_json:
         click.echo(found.to_json())
     else:

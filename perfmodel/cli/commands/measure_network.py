@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfmodel.cli.meeting import WHO, logged, take_place
-from perfmodel.cli.options import all_of, check_files, items, progress, read_quantity, write_files
+from perfmodel.cli.options import (
+    all_of,
+    check_files,
+    drawn,
+    items,
+    progress,
+    read_quantity,
+    write_files,
+)
 
 if TYPE_CHECKING:
     from perfmodel.measuring.measurements import Measurement, Measurements
@@ -18,6 +26,7 @@ LINE = "{:<14} {:>5} {:>10} {:>11} {:>10} {:>10} {:>11}"
 @click.command("network")
 @all_of(WHO)
 @click.option("--output", metavar="FILE", required=True, help="Measurement file rank 0 writes.")
+@click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot).")
 @click.option("--backend", default="tcp", metavar="NAME", help="tcp (default), gloo or nccl.")
 @click.option("--operations", metavar="LIST", help="Such as ping_pong,all_reduce; default: all.")
 @click.option("--sizes", metavar="LIST", help="Such as 1KB,64KB,1MB; default: 4 B to 67 MB.")
@@ -35,6 +44,7 @@ LINE = "{:<14} {:>5} {:>10} {:>11} {:>10} {:>10} {:>11}"
 )
 def network(
     output: str,
+    plot: str | None,
     backend: str,
     operations: str | None,
     sizes: str | None,
@@ -58,7 +68,7 @@ def network(
 
     here = take_place(who)
     if here.rank == 0:
-        check_files(None, output)
+        check_files(plot, output)
     read = read_quantity("bytes")
     notes: list[str] = []
     with logged(), progress() as advance:
@@ -82,7 +92,8 @@ def network(
     _table(found)
     for note in notes:
         click.echo(note, err=True)
-    write_files([(output, to_json(found), f"; next: perfmodel calibrate network {output}")])
+    written = (output, to_json(found), f"; next: perfmodel calibrate network {output}")
+    write_files([written, *drawn(found, plot)])
 
 
 def _listed(value: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from perfmodel.cli.meeting import WHO, logged, take_place
 from perfmodel.cli.options import (
     all_of,
     check_files,
+    ending,
     one,
     progress,
     read_jitter,
@@ -21,6 +22,7 @@ from perfmodel.cli.options import (
 if TYPE_CHECKING:
     from perfmodel.measuring.training.measure import Plan
     from perfmodel.measuring.training.run import MeasuredRun
+    from perfmodel.results.prediction import Prediction
 
 MODEL_FLAGS = ("input_shape", "batch", "loss", "optimizer", "dtype")
 
@@ -104,6 +106,7 @@ RUN = (
     click.option(
         "--cluster", metavar="NAME|FILE", help="Predict the run on this cluster, and compare."
     ),
+    click.option("--plot", metavar="FILE", help="Draw it as png, svg or pdf (extra: plot)."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
 )
 
@@ -113,6 +116,7 @@ RUN = (
 def training(
     output: str | None,
     cluster: str | None,
+    plot: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -130,7 +134,8 @@ def training(
     """
     where = take_place(given)
     plan = _plan(given)
-    check_files(None, output if where.rank == 0 else None)
+    if where.rank == 0:
+        check_files(plot, output)
     if cluster is not None:
         _check_cluster(plan, cluster, given["workload"])
     from perfmodel.measuring.training.measure import measure
@@ -143,12 +148,17 @@ def training(
         run = measure(plan, where, advance)
     if run is None:
         return
+    written = []
     if output is not None:
         import msgspec
 
         data = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
-        write_files([(output, data, "")])
-    _say(run, plan, cluster, given["workload"], as_json)
+        written.append((output, data, ""))
+    predicted = _predicted(run, plan, cluster, given["workload"])
+    if plot is not None:
+        written.append((plot, run.to_image(ending(plot), predicted), ""))
+    write_files(written)
+    _say(run, predicted, as_json)
 
 
 def _plan(given: dict[str, Any]) -> Plan:
@@ -233,19 +243,23 @@ def _check_cluster(plan: Plan, cluster: str, workload: str | None) -> None:
         )
 
 
-def _say(
-    run: MeasuredRun, plan: Plan, cluster: str | None, workload: str | None, as_json: bool
-) -> None:
+def _predicted(
+    run: MeasuredRun, plan: Plan, cluster: str | None, workload: str | None
+) -> Prediction | None:
+    """The prediction of the run on the cluster, if one was given."""
+    if cluster is None or workload is None:
+        return None
+    from perfmodel import api
+
+    profiled = plan.workload or _workload(workload, None, run.batch_size)
+    return api.predict(api.make_job(workload=profiled, cluster=cluster, **run.arguments()))
+
+
+def _say(run: MeasuredRun, predicted: Prediction | None, as_json: bool) -> None:
     from perfmodel.measuring.training import summary
 
-    predicted = None
-    if cluster is not None and workload is not None:
-        from perfmodel import api
-
-        profiled = plan.workload or _workload(workload, None, run.batch_size)
-        job = api.make_job(workload=profiled, cluster=cluster, **run.arguments())
-        predicted = summary.of_prediction(api.predict(job))
-    found = summary.quantities(run, predicted)
+    beside = None if predicted is None else summary.of_prediction(predicted)
+    found = summary.quantities(run, beside)
     if as_json:
         import json
 

@@ -13,7 +13,7 @@ from perfmodel.cli.options import (
     check_files,
     check_outputs,
     check_page,
-    ending,
+    drawn,
     executor_options,
     one,
     page_option,
@@ -90,9 +90,7 @@ def predict(
     if schedule is not None:
         hint = "; replay it with perfmodel converge --replay"
         written.append((schedule, prediction.schedule(updates).to_bytes(), hint))
-    if plot is not None:
-        written.append((plot, prediction.to_image(ending(plot)), ""))
-    write_files(written)
+    write_files([*written, *drawn(prediction, plot)])
     if as_json and other is not None:
         from perfmodel.studies.comparison import both_as_json
 
@@ -198,8 +196,7 @@ def compare(
     found = comparison.gathered([(path, flags.arguments(path, lists=True)) for path in paths])
     with progress() as advance:
         answer = comparison.compare(found.jobs, found.names, **asked, progress=advance)
-    if plot is not None:
-        write_files([(plot, answer.to_image(ending(plot)), "")])
+    write_files(drawn(answer, plot))
     write_page(answer, page)
     if as_json:
         click.echo(answer.to_json())

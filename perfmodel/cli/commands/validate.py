@@ -10,7 +10,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli.options import (
     check_files,
     check_page,
-    ending,
+    drawn,
     one,
     page_option,
     progress,
@@ -85,8 +85,7 @@ def validate(
         found += cases_.read_measurements(path, workload, cluster)
     with progress() as advance:
         answer = validate_(found or cases_.shipped_cases(), fidelity=fidelity, progress=advance)
-    if plot is not None:
-        write_files([(plot, answer.to_image(ending(plot)), "")])
+    write_files(drawn(answer, plot))
     write_page(answer, page)
     if as_json:
         click.echo(answer.to_json())

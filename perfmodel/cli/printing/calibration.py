@@ -13,7 +13,8 @@ from rich.table import Table
 from perfmodel.base.uncertainty import WIDTH
 from perfmodel.base.units import show
 from perfmodel.calibration.placements import Placements
-from perfmodel.calibration.runs.fit import Overlap, RunsFit
+from perfmodel.calibration.runs.fit import RunsFit
+from perfmodel.calibration.runs.results import Overlap
 from perfmodel.calibration.servers.costs import ServerCosts
 from perfmodel.calibration.statistics import Fitted, Residuals
 from perfmodel.inputs.calibration import value_at

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from perfmodel.base import files
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Source
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from perfmodel.results.prediction import Prediction
 
 SCHEMA = "perfmodel.run/1"
 
@@ -113,6 +118,43 @@ class MeasuredRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                 f"measured.worker_iteration_s: {len(self.measured.worker_iteration_s)} values for "
                 f"{self.workers} workers"
             )
+
+    def plot(self, predicted: Prediction | None = None) -> Figure:
+        """A matplotlib figure: iterations by worker, and staleness (extra ``plot``).
+
+        With a prediction, that is drawn beside them.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed.
+        """
+        from perfmodel.results.measured_drawing import run
+
+        beside = None
+        if predicted is not None:
+            interval = predicted.interval
+            stale = predicted.staleness.histogram if predicted.staleness is not None else {}
+            beside = (
+                predicted.iteration_s,
+                None if interval is None else interval.iteration_s,
+                {int(value): share for value, share in stale.items()},
+            )
+        seen = self.measured.staleness or {}
+        shares = {int(value): count / sum(seen.values()) for value, count in seen.items()}
+        title = f"{self.name}: {self.measured.samples_per_s:.4g} samples/s"
+        times = self.measured.worker_iteration_s
+        return run(times, self.measured.compute_s, shares, title, beside)
+
+    def to_image(self, ending: str, predicted: Prediction | None = None) -> bytes:
+        """The figure as a png, svg or pdf file.
+
+        Raises
+        ------
+        InputError : matplotlib is not installed, or does not write that format.
+        """
+        from perfmodel.results.style import image
+
+        return image(self.plot(predicted), ending)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of ``make_job`` that describe the run, but for its workload and cluster."""
