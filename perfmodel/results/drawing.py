@@ -185,11 +185,12 @@ def against(points: Mapping[str, Sequence[Mapping[str, Any]]], title: str, unit:
             axes.scatter(measured, predicted, s=22, color=colour, marker=marker, label=group)
     if any(point["interval"] is not None for point in every):
         axes.plot([], [], color=style.REFERENCE, alpha=0.4, label=style.INTERVAL)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set_box_aspect(1)
     for which in ("x", "y"):
         style.logarithmic(axes, which, unit)
-    axes.set(xlim=ends, ylim=ends, aspect="equal")
-    axes.set_xlabel(f"measured {title}")
-    axes.set_ylabel(f"predicted {title}")
+    axes.set_xlabel(f"measured {title} ({unit})")
+    axes.set_ylabel(f"predicted {title} ({unit})")
     style.tidy(axes, "both")
     style.legend(drawing, axes)
     return drawing
@@ -257,6 +258,7 @@ def trade(
     )
     x, y = ranked[0]
     axes.scatter([x], [y], s=150, facecolors="none", edgecolors="black", label="choice", zorder=4)
+    axes.set(xscale="log", yscale="log")
     for which in ("x", "y"):
         style.logarithmic(axes, which, "")
     axes.set(xlabel="time (h)", ylabel="cost (USD)")
@@ -429,7 +431,7 @@ def _timeline(axes: Axes, trace: Mapping[str, Any], names: Mapping[tuple[int, in
     length_s = shown["end_s"] - shown["begin_s"]
     if length_s > 0.0:
         axes.set_xlim(0.0, length_s)
-    axes.set_xlabel(f"time (s): {shown['iterations']}")
+    axes.set_xlabel(f"time (s), {shown['iterations']}")
     style.tidy(axes, "x")
     if spans:
         style.legend_beside(axes)

@@ -78,16 +78,17 @@ def times(series: Sequence[Times], title: str) -> Figure:
         for each in series:
             if each.operation == operation:
                 _times(axes, each, labels.index(each.label))
+        axes.set(xscale="log", yscale="log")
         style.logarithmic(axes, "x", "bytes")
         style.logarithmic(axes, "y", "s")
         axes.set_title(operation.replace("_", " "), fontsize=9)
-        axes.set_xlabel("size")
-        axes.set_ylabel("time")
+        axes.set_xlabel("size (bytes)")
+        axes.set_ylabel("time (s)")
         style.tidy(axes, "both")
     for axes in places[len(operations) :]:
         axes.remove()
     if any(each.fitted_s for each in series):
-        places[0].plot([], [], color=style.REFERENCE, linewidth=1, label="fitted")
+        places[0].plot([], [], color=style.REFERENCE, linewidth=1, label=style.FITTED)
     style.legend(drawing, *places[: len(operations)])
     return drawing
 
@@ -149,7 +150,7 @@ def _estimates(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot([1.0], [place], "o", color=colour, markerfacecolor=face)
         if row.was is not None and 1.0 / FARTHEST <= row.was <= FARTHEST:
             axes.plot([row.was], [place], "|", color=style.MEASURED, markersize=12)
-    axes.plot([], [], "o", color=style.colour(0), label="fitted")
+    axes.plot([], [], "o", color=style.colour(0), label=style.FITTED)
     if not all(row.identified for row in rows):
         axes.plot(
             [], [], "o", color=style.REFERENCE, markerfacecolor="white", label="not identified"
@@ -158,9 +159,10 @@ def _estimates(axes: Axes, rows: Sequence[Row]) -> None:
         axes.plot([], [], "|", color=style.MEASURED, markersize=12, label="before")
     axes.plot([], [], color=style.colour(0), linewidth=4, alpha=0.4, label=style.INTERVAL)
     style.rows(axes, [f"{row.name}\n{row.text}" for row in rows])
-    style.logarithmic(axes, "x", "")
+    axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.5), max(high, 2.0))
+    style.logarithmic(axes, "x", "")
     axes.set_xlabel("factor of the fitted value")
     style.tidy(axes, "x")
 
@@ -217,7 +219,14 @@ def run(
         iteration_s, interval, _ = predicted
         axes.axvline(iteration_s, color=style.colour(1), linewidth=1.5, label="predicted")
         if interval is not None:
-            axes.axvspan(*interval, color=style.colour(1), alpha=style.BAND, label=style.INTERVAL)
+            axes.axvspan(
+                *interval,
+                color=style.colour(1),
+                alpha=style.BAND,
+                linewidth=0,
+                zorder=0.5,
+                label=style.INTERVAL,
+            )
     style.rows(axes, [f"worker {worker}" for worker in places])
     axes.set_xlim(left=0.0)
     axes.set_xlabel("mean iteration (s)")

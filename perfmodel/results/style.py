@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -62,14 +64,20 @@ KIND_COLOURS = {
 MEASURED, REFERENCE = "#222222", "#888888"
 """Colour of what was measured; of lines to compare with."""
 
-INTERVAL = "90 % interval"
-"""What intervals are called in legends; there they come last."""
+FITTED, INTERVAL = "fitted", "90 % interval"
+"""What lines that were fitted, and intervals, are called in legends; there they come last."""
 
 BAND = 0.18
 """Opacity of intervals."""
 
+LETTERS = 9
+"""Letters of a title on an inch of the figure, so that it does not run into the legend."""
+
 SMALL = 8
 """Font size of ticks and legends."""
+
+MOST_DECADES = 5
+"""Decades of a logarithmic axis that are ticks themselves, at most."""
 
 MOST_TICKS = 16
 """Largest number of values of an axis that are ticks themselves."""
@@ -98,7 +106,8 @@ def empty(width: float, height: float, title: str = "") -> Figure:
         raise InputError("plots need matplotlib: pip install 'perfmodel[plot]'") from None
     figure = Figure(figsize=(width, height), layout="constrained")
     if title:
-        figure.suptitle(title, fontsize=10)
+        wrapped = textwrap.fill(title, int(LETTERS * width))
+        figure.suptitle(wrapped, fontsize=10, x=0.01, horizontalalignment="left")
     return figure
 
 
@@ -132,8 +141,9 @@ def legend(drawing: Figure, axes: Axes, *more: Axes) -> None:
     for each in (axes, *more):
         for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    if INTERVAL in found:
-        found[INTERVAL] = found.pop(INTERVAL)
+    for last in (FITTED, INTERVAL):
+        if last in found:
+            found[last] = found.pop(last)
     if found:
         drawing.legend(
             list(found.values()),
@@ -152,11 +162,32 @@ def rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def logarithmic(axes: Axes, which: Literal["x", "y"], unit: str) -> None:
-    """A logarithmic axis whose ticks have the unit."""
+    """A logarithmic axis over the limits it has, whose ticks have the unit."""
     axis = axes.xaxis if which == "x" else axes.yaxis
+    limits = axes.get_xlim if which == "x" else axes.get_ylim
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-    axis.set_major_formatter(lambda value, _: show(value, unit) if unit else f"{value:g}")
-    axis.set_minor_formatter("")
+    values = decades(*limits())
+    axis.set_ticks(values, [show(value, unit) if unit else f"{value:g}" for value in values])
+    axis.set_ticks([], minor=True)
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Round values for the ticks of a logarithmic axis: a few, however far the ends are apart.
+
+    >>> decades(0.9, 6.0), decades(0.5, 30.0), decades(3.0, 2e7)
+    ([1.0, 1.5, 2.0, 3.0, 5.0], [0.5, 1.0, 2.0, 5.0, 10.0, 20.0], [10.0, 1000.0, 100000.0, 10000000.0])
+    """  # noqa: E501
+    apart = math.log10(high / low)
+    mantissas, step = [1.0], 1
+    if apart <= 1.0:
+        mantissas = [1.0, 1.5, 2.0, 3.0, 5.0, 7.0]
+    elif apart <= 2.0:
+        mantissas = [1.0, 2.0, 5.0]
+    else:
+        step = math.ceil(apart / MOST_DECADES)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [m * 10.0**e for e in exponents if e % step == step - 1 for m in mantissas]
+    return [float(f"{value:.6g}") for value in values if low <= value <= high]
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

@@ -186,7 +186,7 @@ class RunsFit(Drawn, frozen=True, kw_only=True):
         from perfmodel.results.measured_drawing import Error, fit
 
         errors = [
-            Error(f"{r.place}: {r.arch}, {r.workers} workers", r.error, r.held_out)
+            Error(f"{r.place}: {r.arch}, workers {r.workers}", r.error, r.held_out)
             for r in self.runs
         ]
         return fit(drawn(self.estimates), errors, self.seen)

@@ -1,0 +1,268 @@
+"""Figures: labels with units, nothing cut off, legends beside the data, formats of files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel import InputError, compare, predict, sweep
+from perfmodel.base.provenance import Source
+from perfmodel.calibration.network.fit import fit_network
+from perfmodel.calibration.servers.costs import ServerCosts
+from perfmodel.calibration.statistics import Fitted, drawn
+from perfmodel.cli.options import check_files, write_files
+from perfmodel.measuring.measurements import Measurement, Measurements
+from perfmodel.measuring.training.run import MeasuredRun, RunResults
+from perfmodel.results import drawing, style
+from perfmodel.results.measured_drawing import Error, fit
+from tests.jobs import cluster, job, workload
+
+pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+
+WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
+
+PLAIN = {"workers", "idle fraction", "share of the updates", "factor of the fitted value"}
+"""Labels of numbers without a unit."""
+
+
+def boxes(figure: Any, artists: Any) -> list[Any]:
+    renderer = figure.canvas.get_renderer()
+    found = [artist.get_window_extent(renderer) for artist in artists]
+    return [box for box in found if box.width * box.height > 0.0]
+
+
+def check(figure: Any) -> None:
+    """Whether a figure can be read."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            words = axis.label.get_text()
+            named = [t.get_text() for t in axis.get_ticklabels() if t.get_visible()]
+            numbers = any(text.replace(".", "").isdecimal() for text in named if text)
+            assert words or not numbers, "axis without a label"
+            assert (
+                not words
+                or words in PLAIN
+                or "(" in words
+                or "accuracy" in words
+                or "samples" in words
+            ), "no unit"
+            shown = [t for t in axis.get_ticklabels() if t.get_text() and t.get_visible()]
+            spans = sorted(
+                (b.x0, b.x1) if axis is axes.xaxis else (b.y0, b.y1) for b in boxes(figure, shown)
+            )
+            assert all(a[1] <= b[0] for a, b in pairwise(spans)), "tick labels overlap"
+        outer = axes.get_tightbbox(figure.canvas.get_renderer())
+        whole = figure.bbox.padded(1.0)
+        assert whole.x0 <= outer.x0, "cut off"
+        assert outer.x1 <= whole.x1, "cut off"
+        assert whole.y0 <= outer.y0, "cut off"
+        assert outer.y1 <= whole.y1, "cut off"
+    legends = [*figure.legends, *(a.get_legend() for a in figure.axes if a.get_legend())]
+    beside = boxes(figure, legends)
+    data = [axes.get_window_extent() for axes in figure.axes]
+    assert not any(box.overlaps(of) for box in beside for of in data), "legend over the data"
+    titles = boxes(figure, [figure._suptitle] if figure._suptitle else [])
+    assert not any(a.overlaps(b) for a in titles for b in [*beside, *data]), "title over others"
+
+
+def network() -> Measurements:
+    def times(operation: Any, ranks: int, latency_s: float) -> list[Measurement]:
+        return [
+            Measurement(
+                operation=operation,
+                ranks=ranks,
+                bytes=float(4**k),
+                seconds=tuple((latency_s + 4**k / 1e9) * f for f in (0.9, 1.0, 1.3)),
+            )
+            for k in range(2, 14)
+        ]
+
+    found = times("ping_pong", 2, 5e-5) + times("all_reduce", 2, 1e-4)
+    found += times("all_reduce", 4, 2e-4) + times("duplex", 2, 6e-5)
+    return Measurements(
+        name="lab",
+        backend="tcp",
+        measurements=tuple(found),
+        source=Source("measured", "made up"),
+        nodes=(0, 1, 2, 3),
+    )
+
+
+ESTIMATES = (
+    Fitted(name="latency_s", unit="s", was=2e-4, value=1e-4, low=5e-5, high=2e-4),
+    Fitted(name="efficiency", unit="", was=0.9, value=0.6, low=0.0, high=99.0),
+    Fitted(name="jitter", unit="", was=0.0, value=0.0, low=0.0, high=1.0, status="not identified"),
+)
+
+
+def trained(workers: int = 4) -> MeasuredRun:
+    return MeasuredRun(
+        name="run",
+        workload="unit",
+        batch_size=4,
+        workers=workers,
+        arch="asp",
+        options={},
+        measured=RunResults(
+            iterations=50,
+            warmup=5,
+            iteration_s=9.0,
+            iteration_std_s=0.1,
+            worker_iteration_s=(9.0,) * workers,
+            samples_per_s=1.8,
+            compute_s=4.0,
+            idle_fraction=0.5,
+            staleness={"0": 5, "3": 15},
+        ),
+        source=Source("measured", "made up"),
+    )
+
+
+def asynchronous() -> Any:
+    return predict(job(WORK, cluster(), 4, "ps", {"sync": "asp"}, start="staggered"))
+
+
+def curve(scale: float) -> Mapping[str, Any]:
+    xs, half = np.linspace(0.0, 40.0 * scale, 20), np.full(20, 0.05)
+    return {"time_s": (xs, half), "samples": (xs, half), "accuracy": (1 - np.exp(-xs), half)}
+
+
+def case(step_s: float) -> dict[str, Any]:
+    return {"measured": step_s, "predicted": 1.1 * step_s, "interval": (step_s, 2 * step_s)}
+
+
+SWEPT: dict[str, Any] = {"workload": WORK, "cluster": cluster()}
+
+FIGURES: dict[str, Callable[[], Any]] = {
+    "prediction": lambda: asynchronous().plot(),
+    "coarse prediction": lambda: predict(job(WORK, cluster(), 4, "ring"), fidelity="coarse").plot(),
+    "sweep over workers": lambda: sweep(**SWEPT, arch=["ring", "ps"], workers=[1, 2, 4, 8]).plot(),
+    "sweep over words": lambda: sweep(**SWEPT, arch=["ring", "ps", "p2p"], workers=4).plot(),
+    "comparison": lambda: compare(
+        [job(WORK, cluster(), 4, arch) for arch in ("ring", "ps")], ["a", "b"]
+    ).plot(),
+    "validation": lambda: drawing.against(
+        {"one": [case(0.3), case(0.5)], "two": [case(2.0)]}, "step time", "s"
+    ),
+    "convergence": lambda: drawing.curves({"a": curve(1.0), "b": curve(3.0)}, 0.9, "mixture"),
+    "plan": lambda: drawing.trade(
+        [(1.0, 90.0, "a"), (5.0, 60.0, "b")], [(5.0, 60.0), (6.0, 61.0)], "b, ring, 4 workers"
+    ),
+    "measured network": lambda: network().plot(),
+    "fitted network": lambda: fit_network([network()]).plot(),
+    "fitted runs": lambda: fit(
+        drawn(ESTIMATES),
+        [Error(f"runs.csv, line {k}: ps, workers {k}", 0.01 * k, -0.02 * k) for k in range(70)],
+        "70 runs (allreduce, ps, workers 1 to 16, batch_size 32, gradient_bytes 102.2 MB, "
+        "bandwidth_bytes_per_s 10 Gbps, servers 1 to 4)",
+    ),
+    "server costs": lambda: ServerCosts(estimates=ESTIMATES, seen="of 3 runs").plot(),
+    "measured run": lambda: trained().plot(asynchronous()),
+    "measured run alone": lambda: trained(1).plot(),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figures_can_be_read(name: str) -> None:
+    check(FIGURES[name]())
+
+
+def cut(figure: Any) -> None:
+    figure.set_layout_engine("none")
+    figure.axes[0].set_position((0.0, 0.2, 0.5, 0.6))
+
+
+CANARIES: dict[str, Callable[[Any], Any]] = {
+    "no unit": lambda f: f.axes[0].set_xlabel("cost"),
+    "axis without a label": lambda f: f.axes[0].set_xlabel(""),
+    "legend over the data": lambda f: f.axes[0].legend(loc="center"),
+    "tick labels overlap": lambda f: f.axes[0].set_xticks([1.0, 1.01], ["long label"] * 2),
+    "cut off": cut,
+    "title over others": lambda f: f.suptitle("x" * 200, x=0.5, y=0.5),
+}
+
+
+@pytest.mark.parametrize("error", CANARIES)
+def test_the_check_notices(error: str) -> None:
+    """A canary for each rule."""
+    figure = FIGURES["plan"]()
+    check(figure)
+    CANARIES[error](figure)
+    with pytest.raises(AssertionError, match=error):
+        check(figure)
+
+
+def test_intervals_are_drawn_where_there_are_any() -> None:
+    result = predict(job(WORK, cluster(), 4, "ps"))
+    ends = result.interval.iteration_s
+    (line,) = result.plot().axes[0].get_lines()
+    assert tuple(line.get_xdata()) == ends
+    found = sweep(**SWEPT, arch="ps", workers=[1, 2, 4])
+    band = found.plot().axes[0].collections[0]
+    highest = max(p.interval.throughput_samples_per_s[1] for p in found.predictions)
+    assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(highest)
+
+
+def test_a_fitted_network_is_drawn_through_its_points() -> None:
+    fitted = fit_network([network()])
+    assert "measured" not in fitted.to_dict()
+    for axes in fitted.plot().axes:
+        whole = [line for line in axes.get_lines() if len(line.get_xdata()) == 12]
+        points = {line.get_color(): line for line in whole if line.get_marker() == "o"}
+        fitted_lines = [line for line in whole if line.get_linestyle() == "-"]
+        assert len(fitted_lines) == len(points) >= 1
+        for line in fitted_lines:
+            measured = np.asarray(points[line.get_color()].get_ydata(), np.float64)
+            np.testing.assert_allclose(line.get_ydata(), measured, rtol=0.2)
+
+
+def test_a_timeline_has_the_window_and_its_words() -> None:
+    result = predict(job(WORK, cluster(), 2, "ps"))
+    timeline = result.plot().axes[1]
+    said = result.to_chrome_trace()["otherData"]
+    assert timeline.get_xlim() == pytest.approx((0.0, said["end_s"] - said["begin_s"]))
+    assert timeline.get_xlabel() == f"time (s), {said['iterations']}"
+    kinds = [text.get_text() for text in timeline.get_legend().get_texts()]
+    assert kinds == ["forward", "backward", "push", "pull"]
+
+
+def test_without_matplotlib_every_figure_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for draw in (lambda: network().plot(), lambda: trained().plot(), FIGURES["plan"]):
+        with pytest.raises(InputError, match=r"^plots need matplotlib: pip install 'perfmodel"):
+            draw()
+
+
+@pytest.mark.parametrize(
+    ("ending", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_files_of_every_format_are_whole_or_not_there(
+    ending: str, begin: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"network.{ending}"
+    data = network().to_image(ending)
+    check_files(str(path))
+    write_files([(str(path), data, "")])
+    assert path.read_bytes() == data
+    assert data.startswith(begin)
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(InputError, match="full"):
+        write_files([(str(path), b"other", "")])
+    assert path.read_bytes() == data
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_formats_are_refused_before_the_work() -> None:
+    with pytest.raises(InputError, match=r"cannot write 'doc' files \(known: .*png"):
+        style.check("doc")
