@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -14,6 +16,8 @@ from perfmodel.results.drawn import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from perfmodel.results.measured_drawing import Times
 
 SCHEMA = "perfmodel.measurements/1"
 
@@ -94,10 +98,48 @@ class Measurements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True)
         ------
         InputError : matplotlib is not installed.
         """
-        from perfmodel.measuring.network.picture import series
         from perfmodel.results.measured_drawing import times
 
         return times(series([self]), f"{self.name} ({self.backend})")
+
+
+Fitted = Callable[[Measurements, Measurement], float | None]
+"""Seconds of a measurement by what was fitted; None where nothing was."""
+
+
+def series(measured: Sequence[Measurements], fitted: Fitted | None = None) -> list[Times]:
+    """Lines of a figure: one for each operation, number of ranks, of messages, and of equal ones at
+    once."""
+    from perfmodel.results.measured_drawing import Times
+
+    found: dict[tuple[str, str], list[tuple[Measurements, Measurement]]] = {}
+    for m in measured:
+        for each in m.measurements:
+            place = f"{m.name}: " if len(measured) > 1 else ""
+            found.setdefault((each.operation, place + _label(each)), []).append((m, each))
+    made = []
+    for (operation, label), pairs in found.items():
+        pairs.sort(key=lambda pair: pair[1].bytes)
+        every = [each for _, each in pairs]
+        line = [None if fitted is None else fitted(m, each) for m, each in pairs]
+        made.append(
+            Times(
+                operation=operation,
+                label=label,
+                bytes=tuple(each.bytes for each in every),
+                median_s=tuple(median(each.seconds) for each in every),
+                least_s=tuple(min(each.seconds) for each in every),
+                most_s=tuple(max(each.seconds) for each in every),
+                fitted_s=tuple(s for s in line if s is not None) if None not in line else (),
+            )
+        )
+    return made
+
+
+def _label(each: Measurement) -> str:
+    words = f"{each.ranks} ranks"
+    words += f", {each.count} messages" if each.count > 1 else ""
+    return words + (f", {each.at_once} at once" if each.at_once > 1 else "")
 
 
 def read_measurements(path: str | Path) -> Measurements:

@@ -23,7 +23,7 @@ from perfmodel.calibration.network.collectives import (
 from perfmodel.calibration.network.links import LinkFit, fit_link
 from perfmodel.calibration.statistics import Estimate
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
-from perfmodel.measuring.measurements import Measurement, Measurements, read_measurements
+from perfmodel.measuring.measurements import Measurement, Measurements, read_measurements, series
 from perfmodel.measuring.measurements import Operation as Measured
 from perfmodel.results.drawn import Drawn
 
@@ -67,7 +67,6 @@ class NetworkFit(Drawn, frozen=True, kw_only=True):
         ------
         InputError : matplotlib is not installed.
         """
-        from perfmodel.measuring.network.picture import series
         from perfmodel.results.measured_drawing import times
 
         return times(series(self.measured, self._fitted_s), f"cluster {self.cluster.name}")
