@@ -7,10 +7,12 @@ The format is "Trace Event Format" (Google, 2016), in the part that Perfetto rea
 - flow events (``s``, ``f``): an arrow from an op to the one that waited for it;
 - counters (``C``): use of a link, queue at a resource, staleness of updates.
 
-Process 0 is the network as a whole, process i + 1 is node i. Times are in microseconds, whole
-nanoseconds: Perfetto rounds to these, and slices that touch would overlap if their starts and
-durations were rounded apart. Perfetto colours a slice by its name, so the name is the kind of op
-and the arguments say which op it is; other viewers take the colour from ``cname``.
+Process 1 is the network as a whole, process i + 2 is node i; threads are numbered beyond them.
+Perfetto takes 0 for the idle process, and a thread with the number of its process for that
+process's main thread. Times are in microseconds, whole nanoseconds: Perfetto rounds to these, and
+slices that touch would overlap if their starts and durations were rounded apart. Perfetto colours
+a slice by its name, so the name is the kind of op and the arguments say which op it is; other
+viewers take the colour from ``cname``.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ def chrome_trace(graph: OpGraph, window: Window) -> dict[str, Any]:
     """
     tracks = _Tracks(graph)
     slices = [*_iterations(graph, window, tracks), *_ops(graph, window.spans, tracks)]
+    tracks.number(slices)
     drawn = {(e["op"], e["args"]["iteration"]): e for e in slices if "op" in e}
     timed = [
         *slices,
@@ -117,26 +120,42 @@ class _Tracks:
         lane = next((k for k, (_, free_ns) in enumerate(lanes) if free_ns <= begin_ns), len(lanes))
         thread = lanes[lane][0] if lane < len(lanes) else len(self._names)
         lanes[lane : lane + 1] = [(thread, end_ns)]
-        track = Track(place + 1, thread)
+        track = Track(_process(place), thread)
         if track not in self._names:
             self._names[track] = name if lane == 0 else f"{name} ({lane + 1})"
             self._order[track] = order
         return track
 
+    def number(self, slices: Sequence[Event]) -> None:
+        """Number the threads in their order, beyond the numbers of all processes."""
+        ranks = sorted(self._names, key=lambda track: (self._order[track], track.thread))
+        begin = max(self._processes(), default=0) + 1
+        final = {old: Track(old.process, begin + rank) for rank, old in enumerate(ranks)}
+        for event in slices:
+            event["tid"] = final[Track(event["pid"], event["tid"])].thread
+        self._names = {final[old]: self._names[old] for old in ranks}
+
     def metadata(self, window: Window) -> Iterator[Event]:
         """Names and order of all processes and threads."""
         members = _members(self._graph)
-        processes = {track.process for track in self._names}
-        processes |= {int(place) + 1 for place in self._graph.link_place}
-        for process in sorted(processes):
-            name = "network" if process == 0 else f"node {process - 1}{members[process - 1]}"
+        for process in self._processes():
+            place = process - _process(0)
+            name = "network" if place == NONE else f"node {place}{members[place]}"
             yield _metadata("process_name", process, name=name)
             yield _metadata("process_sort_index", process, sort_index=process)
             yield _metadata("process_labels", process, labels=shown(window))
-        ranks = sorted(self._names, key=lambda track: (self._order[track], track.thread))
-        for rank, track in enumerate(ranks):
-            yield _metadata("thread_name", *track, name=self._names[track])
-            yield _metadata("thread_sort_index", *track, sort_index=rank)
+        for track, name in self._names.items():
+            yield _metadata("thread_name", *track, name=name)
+            yield _metadata("thread_sort_index", *track, sort_index=track.thread)
+
+    def _processes(self) -> list[int]:
+        found = {track.process for track in self._names}
+        return sorted(found | {_process(int(place)) for place in self._graph.link_place})
+
+
+def _process(place: int) -> int:
+    """Process of a node, or of the network as a whole (NONE)."""
+    return place + 2
 
 
 def _metadata(what: str, process: int, thread: int | None = None, **values: Any) -> Event:
@@ -319,7 +338,7 @@ def _link_use(graph: OpGraph, window: Window) -> Iterator[Event]:
     """Use of each link that is used, in per cent, where it changes."""
     at_ns = [_ns(at_s) for at_s in window.sample_s.tolist()]
     for link in np.flatnonzero(window.link_use.any(axis=0)).tolist():
-        process, name = int(graph.link_place[link]) + 1, graph.link_name(link)
+        process, name = _process(int(graph.link_place[link])), graph.link_name(link)
         before = -1.0
         for begin_ns, use in zip(at_ns, window.link_use[:, link].tolist(), strict=False):
             if abs(use - before) > SMALLEST_CHANGE:
@@ -342,14 +361,14 @@ def _queues(graph: OpGraph, window: Window) -> Iterator[Event]:
         waiting = 0
         for at_ns in sorted(changes):
             waiting += changes[at_ns]
-            yield _counter(name, "queue (operations)", place + 1, at_ns, waiting)
+            yield _counter(name, "queue (operations)", _process(place), at_ns, waiting)
 
 
 def _staleness(graph: OpGraph, window: Window) -> Iterator[Event]:
     """Staleness of each worker's updates, where any is stale: the mean of those of a sample."""
     at_ns = [_ns(at_s) for at_s in window.sample_s.tolist()]
     for group in np.flatnonzero(np.nan_to_num(window.staleness).any(axis=0)).tolist():
-        process = int(graph.slot_place[graph.group_device[group]]) + 1
+        process = _process(int(graph.slot_place[graph.group_device[group]]))
         before = -1.0
         for end_ns, value in zip(at_ns[1:], window.staleness[:, group].tolist(), strict=True):
             if value == value and value != before:

@@ -49,9 +49,11 @@ def by_phase(trace: Trace, phase: str) -> list[Trace]:
 
 def check_slices(trace: Trace) -> None:
     named = {(e["pid"], e.get("tid"), e["name"]) for e in trace["traceEvents"] if e["ph"] == "M"}
+    processes = {e["pid"] for e in trace["traceEvents"]}
     threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for e in by_phase(trace, "X"):
-        assert e["pid"] >= 0, "negative process"
+        assert e["pid"] > 0, "process that viewers take for the idle one"
+        assert e["tid"] not in processes | {0}, "thread that viewers take for a main thread"
         assert (e["pid"], None, "process_name") in named, "process without a name"
         assert (e["pid"], e["tid"], "thread_name") in named, "thread without a name"
         assert e["cname"] in RESERVED, "colour that viewers do not know"
@@ -145,7 +147,9 @@ CANARIES: dict[str, Callable[[Trace], Any]] = {
     "no whole nanosecond": lambda t: first(t, "X", name="forward").update(dur=1.00055),
     "slice backwards": lambda t: first(t, "X", name="forward").update(dur=-1.0),
     "colour that viewers do not know": lambda t: first(t, "X").update(cname="#ff0000"),
-    "process without a name": lambda t: first(t, "M", name="process_name", pid=1).update(pid=9),
+    "process without a name": lambda t: first(t, "M", name="process_name", pid=2).update(pid=99),
+    "process that viewers take for the idle one": lambda t: first(t, "X").update(pid=0),
+    "thread that viewers take for a main thread": lambda t: first(t, "X").update(tid=2),
     "thread without a name": lambda t: first(t, "M", name="thread_name").update(tid=99),
     "two threads of one rank": lambda t: [
         e["args"].update(sort_index=0) for e in t["traceEvents"] if e["name"] == "thread_sort_index"
@@ -256,7 +260,7 @@ def test_a_trace_says_which_iterations_of_the_steady_state_it_shows() -> None:
     )
     labels = [e for e in by_phase(trace, "M") if e["name"] == "process_labels"]
     assert {e["args"]["labels"] for e in labels} == {said["iterations"]}
-    shown = [e for e in by_phase(trace, "X") if e["cat"] == "iteration" and e["pid"] == 1]
+    shown = [e for e in by_phase(trace, "X") if e["cat"] == "iteration" and e["pid"] == 2]
     named = [e["name"] for e in shown if e["ts"] < 1e6 * said["end_s"]]
     assert {f"iteration {said[key]}" for key in ("first_iteration", "last_iteration")} <= set(named)
     assert all(e["dur"] == pytest.approx(1e6 * result.iteration_s) for e in shown)
@@ -275,8 +279,9 @@ def test_workers_of_different_speed_are_shown_at_the_same_time() -> None:
             assert e["ts"] <= 1e6 * said["end_s"]
             assert e["ts"] + e["dur"] >= 1e6 * said["begin_s"] - 1e-3
     assert "of worker 0 " in said["iterations"]
-    assert min(shown[2]) > max(shown[1])
-    assert len(shown[2]) > 2 * len(shown[1])
+    slow, fast = shown[2], shown[3]
+    assert min(fast) > max(slow)
+    assert len(fast) > 2 * len(slow)
 
 
 def test_rare_exchanges_are_in_the_window() -> None:
