@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Event = Mapping[str, Any]
 
 MOST_ROWS = 30
-"""Resources drawn in a timeline; the busiest ones if there are more."""
+"""Resources drawn in a timeline, at most."""
 
 MOST_LINES = 12
 """Lines drawn of a sweep; spread evenly over all of them if there are more."""
@@ -44,20 +44,22 @@ def figure(values: Mapping[str, Any], trace: Mapping[str, Any]) -> Figure:
     ------
     InputError : matplotlib is not installed.
     """
-    names = _threads(trace["traceEvents"])
+    names, count = _threads(trace["traceEvents"])
     drawing = style.empty(11, 2.6 + 0.24 * max(len(names), 4), headline(values))
     shares, timeline = drawing.subplots(2, 1, height_ratios=[1, max(len(names), 4) / 3.5])
     _shares(shares, values)
     _timeline(timeline, trace, names)
+    if len(names) < count:
+        timeline.set_title(f"{len(names)} of {count} resources", fontsize=9)
     return drawing
 
 
 def headline(values: Mapping[str, Any]) -> str:
     """Title of a prediction's figure."""
-    return (
-        f"{values['model']} on {values['workers']} x {values['device']}, "
-        f"{values['architecture']}: {values['throughput_samples_per_s']:.4g} samples/s"
-    )
+    rate = values["throughput_samples_per_s"]
+    shown = f"{rate:.4g}" if rate < 1e4 else f"{rate:.0f}"
+    what = f"{values['model']} on {values['workers']} x {values['device']}"
+    return f"{what}, {values['architecture']}: {shown} samples/s"
 
 
 def lines(over: str, series: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> Figure:
@@ -388,20 +390,32 @@ def _shares(axes: Axes, values: Mapping[str, Any]) -> None:
     style.legend_beside(axes)
 
 
-def _threads(events: Sequence[Event]) -> dict[tuple[int, int], str]:
-    """Names of the threads that a timeline draws, by process and thread, in their order."""
+def _threads(events: Sequence[Event]) -> tuple[dict[tuple[int, int], str], int]:
+    """Names of the threads that a timeline draws, by process and thread, in their order; and how
+    many there are in all.
+
+    If there are too many, those of the first nodes with workers, and for a third of the rows the
+    busiest of the nodes without, such as servers.
+    """
     named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     ranks = {
         (e["pid"], e["tid"]): e["args"]["sort_index"]
         for e in events
         if e["name"] == "thread_sort_index"
     }
+    training = {e["pid"] for e in events if e["ph"] == "X" and e["cat"] == "iteration"}
     busy: dict[tuple[int, int], float] = dict.fromkeys(named, 0.0)
     for e in events:
         if e["ph"] == "X" and e["cat"] != "iteration":
             busy[e["pid"], e["tid"]] += e["dur"]
-    most = sorted((key for key in busy if busy[key] > 0.0), key=lambda key: -busy[key])[:MOST_ROWS]
-    return {key: named[key] for key in sorted(most, key=lambda key: (key[0], ranks[key]))}
+    every = sorted((key for key in busy if busy[key] > 0.0), key=lambda k: (k[0], ranks[k]))
+    drawn = every
+    if len(every) > MOST_ROWS:
+        others = [key for key in every if key[0] not in training]
+        others = sorted(others, key=lambda key: -busy[key])[: MOST_ROWS // 3]
+        first = [key for key in every if key[0] in training][: MOST_ROWS - len(others)]
+        drawn = [key for key in every if key in {*others, *first}]
+    return {key: named[key] for key in drawn}, len(every)
 
 
 def _timeline(axes: Axes, trace: Mapping[str, Any], names: Mapping[tuple[int, int], str]) -> None:

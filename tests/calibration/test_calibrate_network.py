@@ -446,6 +446,15 @@ def test_json_has_everything(folder: Path) -> None:
     ]
 
 
+def test_a_picture_is_written_beside_the_cluster(folder: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    code, _, err = run("lab.json", "--output", "c.json", "--plot", "fit.svg")
+    assert (code, err) == (0, "wrote c.json\nwrote fit.svg\n")
+    assert (folder / "fit.svg").read_text().startswith("<?xml")
+    found = CliRunner().invoke(cli, ["calibrate", "network", "lab.json", "--plot", "fit.doc"])
+    assert "cannot write 'doc' files" in str(found.exception)
+
+
 def test_an_interval_that_is_not_known_is_null(folder: Path) -> None:
     (folder / "few.csv").write_text(
         "operation,ranks,bytes,seconds\nall_reduce,2,1e6,0.1\nall_reduce,2,2e6,0.2\n"

@@ -487,6 +487,15 @@ def call(
 COMMAND = "calibrate runs runs.csv --workload deep.json --device board --cluster lab.json"
 
 
+def test_the_command_draws_estimates_and_errors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    code, _, err = call(monkeypatch, capsys, f"{COMMAND} --fit efficiency --plot fit.png")
+    assert (code, err.splitlines()[0]) == (0, "wrote fit.png")
+    assert (folder / "fit.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_command_writes_files_that_predict_takes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

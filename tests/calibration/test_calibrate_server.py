@@ -113,6 +113,18 @@ def call(
     return int(end.value.code or 0), out.out, out.err
 
 
+def test_the_command_draws_the_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    names = write(tmp_path, *(run(v, v * 1e-5) for v in (1e-4, 2e-4, 3e-4)))
+    picture = tmp_path / "costs.pdf"
+    words = ("calibrate", "server", *names, "--plot", str(picture))
+    code, _, err = call(monkeypatch, capsys, *words)
+    assert (code, err) == (0, f"wrote {picture}\n")
+    assert picture.read_bytes().startswith(b"%PDF")
+
+
 def test_the_command_writes_a_cluster_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

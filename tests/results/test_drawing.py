@@ -235,6 +235,16 @@ def test_a_timeline_has_the_window_and_its_words() -> None:
     assert kinds == ["forward", "backward", "push", "pull"]
 
 
+def test_of_many_resources_whole_nodes_and_servers_are_drawn() -> None:
+    result = predict(job(WORK, cluster(update_per_tensor_s=0.1), 20, "ps", {"sync": "asp"}))
+    timeline = result.plot().axes[1]
+    rows = [text.get_text() for text in timeline.get_yticklabels()]
+    assert timeline.get_title() == f"{drawing.MOST_ROWS} of 61 resources"
+    assert rows[0] == "device of worker 0"
+    assert "update threads of server 0" in rows
+    assert "device of worker 19" not in rows
+
+
 def test_without_matplotlib_every_figure_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
