@@ -1,4 +1,4 @@
-"""Where does the time go? VGG-16 on four V100s: a timeline of two settled iterations.
+"""Where does the time go? VGG-16 on four V100s: a timeline of two iterations of the steady state.
 
 `to_chrome_trace` gives the same timeline as JSON, which Perfetto opens.
 
@@ -16,7 +16,8 @@ def main() -> None:
     prediction = predict(make_job(model="vgg16", device="v100", workers=4, arch="ring"))
     print(f"an iteration takes {prediction.iteration_s * 1e3:.1f} ms, "
           f"of which {prediction.idle_fraction.mean:.0%} idle")  # fmt: skip
-    events = [e for e in prediction.to_chrome_trace()["traceEvents"] if e["ph"] == "X"]
+    slices = [e for e in prediction.to_chrome_trace()["traceEvents"] if e["ph"] == "X"]
+    events = [e for e in slices if e["cat"] != "iteration"]
     for category, count in Counter(event["cat"] for event in events).most_common():
         total_s = sum(event["dur"] for event in events if event["cat"] == category) * 1e-6
         print(f"{category:12} {count:4} events, {total_s * 1e3:8.2f} ms")
