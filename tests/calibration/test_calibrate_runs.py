@@ -487,6 +487,7 @@ def call(
 COMMAND = "calibrate runs runs.csv --workload deep.json --device board --cluster lab.json"
 
 
+@pytest.mark.slow
 def test_the_command_draws_estimates_and_errors(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -171,7 +171,13 @@ FIGURES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", FIGURES)
+LONG = {"measured network", "fitted runs", "measured run", "coarse prediction", "comparison"}
+"""Figures of parts that others have as well."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in FIGURES]
+)
 def test_figures_can_be_read(name: str) -> None:
     check(FIGURES[name]())
 
