@@ -47,7 +47,8 @@ def resources(events: Sequence[Event]) -> list[Resource]:
     ----------
     events : of :meth:`perfmodel.results.prediction.Prediction.to_chrome_trace`.
     """
-    spans = [event for event in events if event["ph"] == "X" and event["dur"] > 0.0]
+    drawn = [event for event in events if event["ph"] == "X" and event["dur"] > 0.0]
+    spans = [event for event in drawn if "operation" in event["args"]]  # no whole iterations
     named = [event for event in events if event["name"] == "thread_name"]
     threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in named}
     begin = min((event["ts"] for event in spans), default=0.0)
@@ -60,7 +61,7 @@ def resources(events: Sequence[Event]) -> list[Resource]:
             height=1.0,
             start_s=start_s,
             end_s=start_s + event["dur"] * 1e-6,
-            name=event["name"],
+            name=args["operation"],
             count=1,
             queued_s=args["queued_us"] * 1e-6,
             size_bytes=args["bytes"],
