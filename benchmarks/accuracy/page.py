@@ -51,6 +51,11 @@ SUMMARY = (
     ("KungFu: pairs, rings, servers", "small batches", "kungfu/few"),
     ("TensorFlow on P100 and K80", "two GPUs", "tensorflow/few"),
     ("MXNet on up to 16 K80", "two GPUs", "mxnet/few"),
+    ("Lambda: eight networks on 1 to 8 GPUs", "one GPU, published", "lambda_pytorch/none"),
+    ("NVIDIA's examples: DGX-1 to DGX A100", "one GPU, published", "nvidia/none"),
+    ("MLPerf v0.7: clusters of V100 and A100", "one GPU, published", "mlperf/none"),
+    ("llm-foundry: FSDP on A100 and H100", "nothing", "llm_foundry/none"),
+    ("DiLoCo, local SGD, DDP on slow links", "nothing", "diloco_measured/shaped"),
 )
 """Rows of the README's table: what was measured, what was calibrated on, the group."""
 

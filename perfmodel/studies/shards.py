@@ -228,6 +228,7 @@ def _digests(jobs: Sequence[Job]) -> list[bytes]:
         values |= {name: shared(values[name]) for name in ("workload", "cluster")}
         values["architecture"] = job.architecture.name
         values["islands"] = [_island(island, whole(island.job)) for island in job.islands]
+        values["flat"] = None if job.flat is None else whole(job.flat)
         return _encoded(values)
 
     return [_digest(whole(job)).encode() for job in jobs]

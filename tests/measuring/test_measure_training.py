@@ -844,7 +844,7 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path) -> None:
         ("@ --time-limit 0s", "--time-limit: must be more than 0"),
         ("@ --timeout 0s", "--timeout: must be more than 0"),
         ("@ --threads 0", "--threads: must be at least 1"),
-        ("@ --device h200", "unknown device"),
+        ("@ --device h2000", "unknown device"),
         ("@ --cluster no-such", "unknown cluster 'no-such'"),
         ("@ --output no/such/place.json", "no/such/place.json: cannot write"),
         ("@ --congestion warp", "'warp'"),
