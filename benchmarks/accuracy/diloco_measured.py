@@ -92,12 +92,12 @@ def _run(row: dict[str, str]) -> Run:
         options=options,
     )
     return Run(
-        group="shaped",
+        group="diloco_measured/shaped",
         name=f"{name} every {period}, {bytes_per_s * 8e-6:g} Mbit/s, run {row['repeat']}",
         job=job,
         step_s=number("step_s", float(row["step_s"]), above=0.0),
         iterations=whole_number("steps", int(row["steps"])),
-        pools=(f"shaped {name}",),
+        pools=(f"diloco_measured/shaped/{name}",),
     )
 
 

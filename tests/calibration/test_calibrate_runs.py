@@ -129,6 +129,7 @@ def test_what_devices_of_a_node_share_is_found() -> None:
     assert where.intra_node.efficiency == fit.values["inside_efficiency"]
 
 
+@pytest.mark.slow
 def test_what_does_not_help_runs_that_were_left_out_is_not_fitted() -> None:
     fit = placed({"efficiency": 0.6})
     assert "slowdown_per_neighbour" not in fit.values
@@ -136,6 +137,7 @@ def test_what_does_not_help_runs_that_were_left_out_is_not_fitted() -> None:
     assert "handover_per_byte_s" not in [e.name for e in fit.estimates]
 
 
+@pytest.mark.slow
 def test_handing_over_is_fitted_if_asked() -> None:
     truth = {"handover_per_byte_s": 2e-10}
     found = fit_runs(made(truth, archs=("ring",), noise=0.002), fit=list(truth))
@@ -223,6 +225,7 @@ def test_exact_runs_give_the_exact_truth() -> None:
     assert fit.residuals.worst < 0.01
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     centres = {"latency_s": 25e-6, "efficiency": 0.94, "compute_factor": 1.0}
     priors = {p.name: p for p in parameters.parameters_of([made(centres)[0].job])}

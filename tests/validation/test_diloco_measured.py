@@ -36,9 +36,9 @@ def test_rows_become_steps(tmp_path: Path) -> None:
     assert 0.31 + exchange_s - 0.2 < found[2].predicted - buffers_s < 0.31 + exchange_s
     assert [case.measured for case in found] == [1.0] * 3
     assert {case.pools for case in found} == {
-        ("shaped diloco",),
-        ("shaped localsgd",),
-        ("shaped ddp",),
+        ("diloco_measured/shaped/diloco",),
+        ("diloco_measured/shaped/localsgd",),
+        ("diloco_measured/shaped/ddp",),
     }
 
 
