@@ -174,10 +174,14 @@ def built(sdist: Path, folder: Path, path: list[str] | None = None) -> Path:
     return found
 
 
+PAGES = ("page.css", "page.html", "page.js")
+"""What the pages of reports are made with."""
+
+
 def misplaced(names: list[str], version: str) -> list[str]:
     """Files of a wheel that do not belong in it."""
     allowed = ("perfmodel/", f"perfmodel-{version}.dist-info/")
-    endings = (".py", ".json", ".toml", "instances.csv", "py.typed", LIBRARY[0])
+    endings = (".py", ".json", ".toml", "instances.csv", "py.typed", *PAGES, LIBRARY[0])
     return [
         name
         for name in names
@@ -204,8 +208,9 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     }
     assert "perfmodel/_profiles/models/resnet18.json" in profiles
     others = {"perfmodel/predicting/bands.json", "perfmodel/py.typed"}
+    pages = {f"perfmodel/reporting/{name}" for name in PAGES}
     library = {f"perfmodel/engine/{name}" for name in LIBRARY}
-    assert sources | profiles | others | library == {
+    assert sources | profiles | others | pages | library == {
         name for name in names if name.startswith("perfmodel/")
     }
 
