@@ -8,11 +8,13 @@ Nothing is fitted. Local SGD is DiLoCo whose outer step takes no time.
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import perfmodel as pm
+from benchmarks.accuracy import rows
 from benchmarks.accuracy.cases import Case, Run, about, predicted
 from perfmodel.base.errors import number, unknown_name, whole_number
 from perfmodel.theory.shaped_links import ring_efficiency
@@ -51,68 +53,69 @@ before each forward pass; its local SGD and DiLoCo leave buffers alone."""
 ALGORITHMS = ("ddp", "localsgd", "diloco")
 
 
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table."""
+
+    algorithm: str
+    period: int
+    link_bits_per_s: float
+    repeat: int
+    workers: int
+    parameters: int
+    micro_batch: int
+    steps: int
+    step_s: float
+    compute_s: float
+    optimizer_s: float
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise unknown_name("algorithm", self.algorithm, ALGORITHMS)
+        for name in ("period", "workers", "parameters", "micro_batch", "steps"):
+            whole_number(name, getattr(self, name))
+        number("bandwidth_bytes_per_s", self.link_bits_per_s / 8, above=0.0)
+        for name in ("step_s", "compute_s"):
+            number(name, getattr(self, name), above=0.0)
+        number("optimizer_s", self.optimizer_s)
+
+
 def cases(folder: Path) -> list[Case]:
     """The step of each row."""
-    return predicted(read(folder / TABLE))
+    return predicted(_run(row) for row in rows.read(folder / TABLE, Row))
 
 
-def read(path: Path) -> list[Run]:
-    """The rows of the table, as jobs.
-
-    Raises
-    ------
-    InputError : there is no such file, or a row cannot be read.
-    """
-    if not path.is_file():
-        raise pm.InputError(f"{path}: no such file")
-    found = []
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            try:
-                found.append(_run(row))
-            except (pm.InputError, KeyError, TypeError, ValueError) as error:
-                raise pm.InputError(f"{path}: line {reader.line_num}: {error}") from None
-    return found
-
-
-def _run(row: dict[str, str]) -> Run:
-    name = row["algorithm"]
-    if name not in ALGORITHMS:
-        raise unknown_name("algorithm", name, ALGORITHMS)
-    bytes_per_s = number("bandwidth_bytes_per_s", float(row["link_bits_per_s"]) / 8, above=0.0)
-    period = whole_number("period", int(row["period"]))
+def _run(row: Row) -> Run:
+    name, period, bytes_per_s = row.algorithm, row.period, row.link_bits_per_s / 8
     averaged = {"period": period, "messages": TENSORS, "algorithm": "ring"}
     options: dict[str, Any] = {} if name == "ddp" else averaged
     job = pm.make_job(
         workload=_workload(row),
-        cluster=shaped(bytes_per_s, whole_number("workers", int(row["workers"]))),
-        workers=int(row["workers"]),
+        cluster=shaped(bytes_per_s, row.workers),
+        workers=row.workers,
         arch="ring" if name == "ddp" else "diloco",
         options=options,
     )
     return Run(
         group="diloco_measured/shaped",
-        name=f"{name} every {period}, {bytes_per_s * 8e-6:g} Mbit/s, run {row['repeat']}",
+        name=f"{name} every {period}, {bytes_per_s * 8e-6:g} Mbit/s, run {row.repeat}",
         job=job,
-        step_s=number("step_s", float(row["step_s"]), above=0.0),
-        iterations=whole_number("steps", int(row["steps"])),
+        step_s=row.step_s,
+        iterations=row.steps,
         pools=(f"diloco_measured/shaped/{name}",),
     )
 
 
-def _workload(row: dict[str, str]) -> pm.Workload:
+def _workload(row: Row) -> pm.Workload:
     """Equal layers, whose backward pass takes twice as long as the forward pass."""
-    compute_s = number("compute_s", float(row["compute_s"]), above=0.0)
-    bytes_ = ELEMENT_BYTES * whole_number("parameters", int(row["parameters"])) / LAYERS
-    one_s = compute_s / LAYERS / 3.0
+    bytes_ = ELEMENT_BYTES * row.parameters / LAYERS
+    one_s = row.compute_s / LAYERS / 3.0
     layers = [pm.WorkloadLayer(f"layer {k}", one_s, 2.0 * one_s, (bytes_,)) for k in range(LAYERS)]
     return pm.Workload.of(
         "language model",
         layers,
-        batch_size=whole_number("micro_batch", int(row["micro_batch"])),
-        optimizer_s=number("optimizer_s", float(row["optimizer_s"])),
-        buffer_bytes=BUFFER_BYTES if row["algorithm"] == "ddp" else 0.0,
+        batch_size=row.micro_batch,
+        optimizer_s=row.optimizer_s,
+        buffer_bytes=BUFFER_BYTES if row.algorithm == "ddp" else 0.0,
     )
 
 
